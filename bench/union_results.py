@@ -1,7 +1,7 @@
 """Training against three norms at once: the four rules that pick a ball, beside training on single balls.
 
     python bench/union_results.py digits --work WORK
-    python bench/union_results.py cifar10 --work WORK --data cifar10:FOLDER
+    python bench/union_results.py cifar10 --work WORK --data-root FOLDER
 
 First the radii of the L2 and the L1 ball are chosen on held-out training images: those at which M+DEAT on that ball alone
 is as robust in it as M+DEAT on the Linf ball is in that, so that the balls are about equally hard. Then M+DEAT trains on
@@ -28,7 +28,7 @@ from deat.version import get_versions
 
 SEEDS, TRIAL_SEED = (0, 1, 2), 100
 METHOD = "m+deat"
-TRIAL_ATTACK = "cw-20"
+TRIAL_ATTACK, ATTACKS = "apgd-ce", ("natural", "pgd-20", "cw-20", "apgd-ce")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Setup:
     """A data set, a network and how it is trained.
 
     Args:
-        data: The data set's name; empty to take it from the command.
         network: Builds the network.
         linf: The radius of the Linf ball.
         grids: The radii of the other balls that are tried.
@@ -44,10 +43,8 @@ class Setup:
         train: The number of training images; None for all of them.
         held_out: The number of training images that trials leave out, to choose radii by.
         test: The number of test images.
-        attacks: The attacks on them.
     """
 
-    data: str
     network: Callable[[], nn.Module]
     linf: float
     grids: dict[str, tuple[float, ...]]
@@ -55,7 +52,6 @@ class Setup:
     train: int | None = None
     held_out: int = 300
     test: int = 400
-    attacks: tuple[str, ...] = ("natural", "pgd-20", "apgd-t")
 
     def fit(self, data: deat.DataSplits, images: Any, threat: deat.ThreatModel, seed: int) -> Any:
         """Train on some images."""
@@ -77,14 +73,12 @@ class Setup:
 
 SETUPS = {
     "digits": Setup(
-        "digits",
         lambda: deat.build_model("small", in_channels=1, image_size=8),
         0.15,
-        {"l2": (0.4, 0.5, 0.6), "l1": (1.0, 1.3, 1.6)},
-        {"epochs": 20, "batch_size": 64, "lr": 0.02, "peak": 0.3, "cycle_momentum": False},
+        {"l2": (0.4, 0.5, 0.6), "l1": (0.6, 0.8, 1.0, 1.3)},
+        {"epochs": 15, "batch_size": 64, "lr": 0.02, "peak": 0.3, "cycle_momentum": False},
     ),
     "cifar10": Setup(
-        "",
         lambda: deat.build_model("preact_resnet8", num_classes=10),
         8 / 255,
         {"l2": (0.75, 1.0), "l1": (9.0, 14.0)},
@@ -92,7 +86,6 @@ SETUPS = {
         train=2000,
         held_out=500,
         test=500,
-        attacks=("natural", "pgd-20", "cw-20"),
     ),
 }
 
@@ -164,7 +157,7 @@ class Experiment:
                 result.model,
                 self.test,
                 threat=union,
-                attacks=self.setup.attacks,
+                attacks=ATTACKS,
                 seed=seed,
                 sanity=False,
                 progress=False,
@@ -187,14 +180,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("setup", choices=SETUPS)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--data", default="", help="the data set, such as cifar10:FOLDER")
+    parser.add_argument("--data-root", help="the folder that CIFAR-10 is in")
     parser.add_argument("--trials", action="store_true", help="make the trials only, and print the balls")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="make these runs only")
     args = parser.parse_args()
     setup = SETUPS[args.setup]
     torch.set_num_threads(1)
-    experiment = Experiment(setup, deat.load_data(args.data or setup.data), args.work / args.setup)
+    experiment = Experiment(setup, deat.load_data(args.setup, root=args.data_root), args.work / args.setup)
     print(args.setup, *experiment.balls, flush=True)
-    for seed in () if args.trials else SEEDS:
+    for seed in () if args.trials else args.seeds:
         for name, threat in experiment.threats.items():
             experiment.run(name, threat, seed)
 

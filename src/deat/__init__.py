@@ -30,6 +30,7 @@ from deat.engine.engine import Engine
 from deat.evaluation.attacks import Attack
 from deat.evaluation.bound_attack import BoundAttack, attack
 from deat.evaluation.evaluator import evaluate
+from deat.evaluation.kept_examples import AdversarialExamples
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
 from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
@@ -64,6 +65,7 @@ __version__ = VERSION
 __all__ = [
     "L1",
     "L2",
+    "AdversarialExamples",
     "AdversarialStep",
     "Attack",
     "AttackLike",

@@ -68,7 +68,9 @@ class Interrupted(DeatError):
     exit_code = 75
 
 
-def unknown_name_error(what: str, value: object, known: Iterable[str], hint: str = "") -> UsageError:
+def unknown_name_error(
+    what: str, value: object, known: Iterable[str], hint: str = "", *, suggests: bool = True
+) -> UsageError:
     """Make the error for an unknown name, which suggests similar ones.
 
     Args:
@@ -76,13 +78,14 @@ def unknown_name_error(what: str, value: object, known: Iterable[str], hint: str
         value: The unknown name.
         known: The names that are accepted.
         hint: A sentence to add to the message.
+        suggests: Whether to suggest similar names.
 
     Returns:
         The error, to be raised.
     """
     names = sorted(known)
     hint = f" {hint}" if hint else ""
-    suggestion = did_you_mean(value, names) if isinstance(value, str) else ""
+    suggestion = did_you_mean(value, names) if suggests and isinstance(value, str) else ""
     return UsageError(f"unknown {what} {value!r}.{suggestion} Known: {', '.join(names)}.{hint}")
 
 

@@ -205,7 +205,7 @@ class ThreatModel(ABC):
         """Return the perturbation inside ball and box that is nearest in Euclidean distance.
 
         Args:
-            x: The images.
+            x: The images, which must lie in the box: no perturbation of others is in ball and box.
             delta: Their perturbations.
 
         Returns:

@@ -65,7 +65,7 @@ def report(
         figures: Whether to draw the figures, which needs matplotlib.
         model: Networks that are code among the runs, whose code sweep and gallery run: "net.py:Net", or several.
         device: Where networks run for sweep and gallery.
-        data_root: Where data sets lie.
+        data_root: The folder of data sets.
 
     Returns:
         The paths of what was written, and the numbers.

@@ -30,7 +30,17 @@ def test_the_readme_example_learns_and_says_nothing_of_anything_amiss(children: 
 
 
 @pytest.mark.parametrize(
-    "page", ["index", "get-started", "choose-a-method", "python", "extend", "tasks", "own-plays-and-schedules"]
+    "page",
+    [
+        "index",
+        "get-started",
+        "choose-a-method",
+        "python",
+        "extend",
+        "tasks",
+        "several-threats",
+        "own-plays-and-schedules",
+    ],
 )
 def test_the_python_blocks_of_a_page_run_one_after_the_other(page: str, children: Children, tmp_path: Path) -> None:
     blocks = (ROOT / f"docs/{page}.md").read_text().split("```python\n")[1:]

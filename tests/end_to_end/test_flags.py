@@ -18,14 +18,16 @@ from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
+from deat.cli.watch import WatchCommand
 from deat.cli.weights import ExportCommand, ImportCommand
 
 TRAIN = """data target task model method epochs eps norm threat threat_rule out overwrite resume inexact seed batch_size lr
 lr_schedule weight_decay optimizer momentum betas ema clip_grad_norm label_smoothing class_weights mixup cutmix
 random_erasing init rules alpha gamma max_steps beta tau g_weight g_step g_form
 awp_gamma awp_warmup start persistent compact n_train held_out val_attack watch
-normalize augment test_images baseline precision sync_bn engine device threads deterministic workers data_root
-download size dry_run json"""
+normalize augment test_images baseline precision sync_bn engine device threads deterministic workers log
+log_every data_root download size dry_run json"""
+RESUME = "run_folder method model inexact log log_every data_root json"
 EVALUATE = """target data model attacks n eps norm threat alpha epoch normalize cascade seed block precision engine device out
 data_root size json"""
 BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_root download dry_run json"""
@@ -36,7 +38,7 @@ REPORT = """runs out title against sweep gallery no_figures model device data_ro
 def test_no_flag_appears_by_accident() -> None:
     assert [f.name for f in fields(TrainCommand)] == TRAIN.split()
     assert [f.name for f in fields(EvaluateCommand)] == EVALUATE.split()
-    assert [f.name for f in fields(ResumeCommand)] == ["run_folder", "method", "model", "inexact", "data_root", "json"]
+    assert [f.name for f in fields(ResumeCommand)] == RESUME.split()
     assert [f.name for f in fields(ImportCommand)] == ["file", "out", "part"]
     assert [f.name for f in fields(ExportCommand)] == ["run_folder", "out", "epoch", "shard_size", "model"]
     assert [f.name for f in fields(BenchCommand)] == BENCH.split()
@@ -145,6 +147,7 @@ COMMANDS: dict[type[Any], list[str]] = {
     PushCommand: ["push", "run", "./model"],
     PullCommand: ["pull", "./model"],
     ClaimCommand: ["claim", "run"],
+    WatchCommand: ["watch", "run"],
 }
 
 

@@ -188,7 +188,7 @@ def test_a_run_that_is_interrupted_while_its_weights_are_scored_is_resumed(
     with monkeypatch.context() as patched:
         patched.setattr(train_command, "score_initial_weights", interrupt)
         assert main([*command, "run"]) == 75
-    assert "Go on with: deat resume run" in capsys.readouterr().err
+    assert "Resume with: deat resume run" in capsys.readouterr().err
     assert main(["resume", "run", "--model", "net.py:Net"]) == 0
     for name in ("history.jsonl", "last/model.safetensors"):
         assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()

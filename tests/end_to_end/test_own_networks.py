@@ -182,7 +182,7 @@ def test_a_run_that_was_killed_goes_on_with_the_numbers_it_began_with(
     shutil.rmtree(max(here.glob("run/ckpt-*")))
     monkeypatch.setattr("deat.data.datasets.measure_channel_stats", never)
     assert main(["resume", "run"]) == 0
-    said = capsys.readouterr().out.split("going on with run at epoch 2")[1]
+    said = capsys.readouterr().out.split("resuming run at epoch 2")[1]
     assert "measured on 20 training images" in said
 
 

@@ -50,9 +50,9 @@ def write_package(site: Path, module: str, code: str, **groups: str) -> None:
     (info / "entry_points.txt").write_text("\n".join(lines))
 
 
-def test_the_template_package_adds_a_method_a_task_an_attack_and_a_model(installed, children, tmp_path):
+def test_the_template_package_adds_a_method_a_task_an_attack_a_model_and_a_logger(installed, children, tmp_path):
     code = """
-assert main(["train", "--method", "m+bold-2", "--model", "linear", "--epochs", "2", "--out", "run", "--baseline", "no"]) == 0
+assert main("train --method m+bold-2 --model linear --epochs 2 --out run --baseline no --log lines".split()) == 0
 main(["evaluate", "run", "--attacks", "natural,random-signs", "--n", "50"])
 import torch
 x = torch.rand(60, 2)
@@ -68,11 +68,14 @@ main(["list", "plugins", "--json"])
         ("deat.tasks", "angles"),
         ("deat.attacks", "random-signs"),
         ("deat.models", "linear"),
+        ("deat.loggers", "lines"),
     }
     assert {(row["package"], row["problem"]) for row in rows} == {("deat-example 1.0", "")}
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["plugins"] == {"method": "deat-example 1.0", "model": "deat-example 1.0"}
     assert record["method"]["summary"].startswith("PGD with k steps of half the radius")
+    (lines,) = (tmp_path / "run").rglob("lines.txt")
+    assert "epoch 2: " in lines.read_text()
     found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert set(found["accuracy"]) == {"natural", "random-signs", "worst"}
 

@@ -117,7 +117,7 @@ def test_folders_of_checkpoints_are_loaded_as_far_as_they_go() -> None:
 WRONG = {
     "no folder": ("nowhere", {}, CheckpointError, "is no run"),
     "a file": ("net.py", {}, CheckpointError, "is no run"),
-    "another epoch": ("saved", {"epoch": "first", "model": "net.py:Net"}, UsageError, "Known: best, last"),
+    "another epoch": ("saved", {"epoch": "first", "model": "net.py:Net"}, UsageError, "best, last"),
     "another network": ("saved", {"model": nn.Linear(2, 2)}, CheckpointError, "does not fit the model"),
     "a class": ("saved", {"model": Net}, UsageError, "call it"),
 }

@@ -142,6 +142,7 @@ run = sys.argv[2]
 statuses = [main(["push", run, "me/digits", "--epoch", "last", "--license", "mit"]), main(["pull", "me/digits"])]
 statuses += [main(["pull", "me/digits", "--out", "other", "--revision", "v9"]), main(["pull", "me/nothing"])]
 same = deat.from_pretrained("me/digits", device="cpu").history == deat.load_run(run, epoch="last").history
+statuses += [main(["push", run, "me/written", "--epoch", "last"]), main(["push", run, "me/old", "--replace-card"])]
 os.environ["HF_TOKEN"] = "wrong"
 statuses.append(main(["push", run, "me/digits", "--epoch", "last"]))
 json.dump([statuses, same], open("found.json", "w"))
@@ -152,11 +153,15 @@ def test_a_run_is_pushed_to_and_pulled_from_a_hub(run, children, tmp_path):
     pytest.importorskip("huggingface_hub")
     Path("script.py").write_text(SCRIPT)
     with serve_hub() as hub:
+        hub.repos["me/written"], hub.repos["me/old"] = {"README.md": b"by hand"}, {"README.md": b"by hand"}
         settings = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
         settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         assert children.run_script(Path("script.py"), json.dumps(settings), str(run), cwd=tmp_path) == 0
-        assert json.loads(Path("found.json").read_text()) == [[0, 0, 4, 4, 4], True]
-        assert hub.private == {"me/digits": True}
+        assert json.loads(Path("found.json").read_text()) == [[0, 0, 4, 4, 0, 0, 4], True]
+        assert hub.private["me/digits"] is True
+        assert hub.repos["me/written"]["README.md"] == b"by hand"
+        assert b"library_name: deat" in hub.repos["me/old"]["README.md"]
+        assert "model.safetensors" in hub.repos["me/written"]
         hub.repos["me/digits"]["code.py"] = b"raise SystemExit"
         files = hub.repos["me/digits"]
     assert {file.name for file in Path("digits").iterdir()} == files.keys() - {"code.py"}

@@ -126,11 +126,13 @@ def test_given_weights_start_with_a_smaller_learning_rate_which_is_said_recorded
     deat.save_weights(deat.build_model("small", num_classes=10, in_channels=1, image_size=8), "w.safetensors")
     command = ["train", *QUICK, "--epochs", "1", "--baseline", "no", "--init", "w.safetensors", "--out"]
     assert main([*command, "warm"]) == 0
-    said = "starting from w.safetensors with a learning rate of 0.005, where training from nothing takes 0.05; --lr"
+    said = (
+        "starting from w.safetensors with a learning rate of 0.005, where training from random weights takes 0.05; --lr"
+    )
     assert said in capsys.readouterr().out
     assert main(["resume", "warm"]) == 0
     assert main([*command, "mine", "--lr", "0.02"]) == 0
-    assert "with a learning rate of 0.02, where training from nothing takes 0.05" in capsys.readouterr().out
+    assert "with a learning rate of 0.02, where training from random weights takes 0.05" in capsys.readouterr().out
     kept = [json.loads(Path(out, "run.json").read_text())["settings"]["lr"] for out in ("warm", "mine")]
     assert kept == [0.005, 0.02]
 

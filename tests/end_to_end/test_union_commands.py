@@ -7,6 +7,9 @@ import pytest
 
 import deat
 from deat.cli.main import main
+from deat.recipes import get_recipe
+from deat.recipes.overrides import apply_overrides
+from deat.threat import UNION_RULES
 
 THREAT = "linf:0.1+l2:0.5+l1:1.5"
 
@@ -74,3 +77,17 @@ def test_what_cannot_be_trained_is_refused_before_any_work(words, told, tmp_path
     assert run("train", "--out", tmp_path / "run", *words) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_list_shows_the_norms_and_every_rule(capsys):
+    assert run("list", "threats", "--json") == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert names[:3] == ["linf:EPS", "l2:EPS", "l1:EPS"]
+    assert names[4:] == [f"--threat-rule {rule}" for rule in UNION_RULES]
+
+
+def test_a_recipe_takes_a_union_in_place_of_its_own_radius():
+    settings = {"threat": THREAT, "threat_rule": "random", "alpha": "auto"}  # the recipe's alpha is for Linf
+    rows = apply_overrides(get_recipe("cifar10-fast").make_rows(["m+deat", "pgd-7"]), settings)
+    assert {(row.request.norm, row.request.eps, row.request.threat) for row in rows} == {(None, None, THREAT)}
+    assert all(row.check() for row in rows)

@@ -98,7 +98,7 @@ def test_scores_of_a_finished_run_that_cannot_be_read_are_made_again(text, capsy
     whole = json.loads(Path("run/scores.json").read_text())
     Path("run/scores.json").write_text(text)
     assert main(["resume", "run"]) == 0
-    assert "its scores are not, and are made now" in capsys.readouterr().out
+    assert "it is scored now" in capsys.readouterr().out
     again = json.loads(Path("run/scores.json").read_text())
     assert [score["accuracy"] for score in again] == [score["accuracy"] for score in whole]
 

@@ -110,7 +110,7 @@ def test_run_that_began_with_other_weights_is_refused_with_both_names(other, fin
     assert "starting from" not in told.out
     assert main([*fine_tuned, "--init", str(Path("nat.safetensors").resolve())]) == 0
     told = capsys.readouterr().out
-    assert "going on with run at epoch 3" in told
+    assert "resuming run at epoch 3" in told
     assert "starting from" not in told
 
 

@@ -43,6 +43,11 @@ class Browser:
         self.logs("browser"), self.logs("performance")
         self._post("url", {"url": page.resolve().as_uri()})
 
+    def visit(self, address: str) -> None:
+        """Show a page of a server, and forget what earlier pages logged."""
+        self.logs("browser"), self.logs("performance")
+        self._post("url", {"url": address})
+
     def js(self, code: str, *arguments: Any) -> Any:
         """What a piece of JavaScript returns."""
         return self._post("execute/sync", {"script": code, "args": list(arguments)})

@@ -30,7 +30,8 @@ def game_of(
     cls: type[deat.Game] = deat.Game,
     **options: Any,
 ) -> deat.Game:
-    """A game that plays this method, its learner plain SGD."""
+    """A game that plays this method, its learner plain SGD; as in training, its inputs are taken as checked."""
+    options.setdefault("check_inputs", False)
     game = cls(
         net,
         deat.Objective(net, method.objective),

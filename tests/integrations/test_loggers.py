@@ -1,5 +1,6 @@
 """Loggers: what they record, also over an interruption, and that they never stop or change a training."""
 
+import copy
 import csv
 import importlib.util
 import json
@@ -17,6 +18,7 @@ import deat
 from deat.cli.main import main
 from deat.errors import Interrupted, UsageError
 from deat.integrations.loggers import Logger, RunLog, get_loggers, list_loggers
+from deat.integrations.loggers.logger import _LOGGERS
 from helpers.nets import conv_net, learnable
 from helpers.together import together
 
@@ -206,6 +208,51 @@ def test_csv_has_a_row_for_each_epoch_also_after_an_interruption(tmp_path: Path)
     assert [int(row["k"]) for row in rows] == [stats.k for stats in result.history]
     assert [row["threshold"] for row in rows] == ["", "", ""]
     assert [int(row["batch"]) for row in rows_of(tmp_path / "kept/logs/batches.csv")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_rollback_replaces_the_rows_of_the_epochs_that_were_taken_back(tmp_path: Path) -> None:
+    kept: dict[str, Any] = {}
+
+    def take_back_once(trainer: deat.Trainer, stats: deat.EpochStats, timing: deat.EpochTiming) -> None:
+        if stats.epoch == 0:
+            kept.setdefault("state", copy.deepcopy(trainer.state_dict()))
+        elif stats.epoch == 2 and "done" not in kept:
+            kept["done"] = True
+            trainer.rewind(kept["state"])
+
+    result = train(tmp_path / "kept", "csv", callbacks=[take_back_once], log_every=1)
+    rows = rows_of(tmp_path / "kept/logs/metrics.csv")
+    assert [int(row["epoch"]) for row in rows] == [1, 2, 3]
+    assert int(rows[-1]["backprops"]) == result.history[-1].backprops > sum((1, 2, 3)) * 2
+    assert [int(row["batch"]) for row in rows_of(tmp_path / "kept/logs/batches.csv")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_partial_result_ends_the_record_as_interrupted() -> None:
+    logger = Recorder()
+
+    def ctrl_c(trainer: deat.Trainer, stats: deat.EpochStats, timing: deat.EpochTiming) -> None:
+        if stats.epoch == 1:
+            raise KeyboardInterrupt
+
+    assert train(None, [logger], callbacks=[ctrl_c]).is_partial
+    assert logger.calls[-1] == ("finish", "interrupted")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_package_adds_a_logger_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(Logger):
+        pass
+
+    class Entry:
+        name, group, value, dist = "of-a-package", "deat.loggers", "package:Other", None
+
+        def load(self) -> type[Logger]:
+            return Other
+
+    monkeypatch.setattr("deat.utils.plugins.entry_points", lambda group: [Entry()] if group == "deat.loggers" else [])
+    monkeypatch.setattr("deat.utils.plugins._LOADED", {})
+    monkeypatch.setattr("deat.integrations.loggers.logger._LOGGERS", dict(_LOGGERS))
+    assert isinstance(get_loggers("of-a-package")[0], Other)
 
 
 def installed(*packages: str) -> Any:

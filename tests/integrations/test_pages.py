@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {"loggers.md": ()}
+PAGES = {"loggers.md": (), "other-loops.md": ("lightning", "accelerate", "transformers")}
 """The pages, and the packages that their blocks import."""
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore")  # of libraries that other people keep
 def test_the_blocks_of_the_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = [package for package in PAGES[page] if importlib.util.find_spec(package) is None]
     if missing:

@@ -100,7 +100,7 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -
             sleep(0.05)
         os.kill(workers(process.pid)[1], signal.SIGKILL)
         assert process.wait(90) == 0, said.read_text()
-    assert re.search(r"going on with runs/safe at epoch [2-5]", said.read_text())  # not from the beginning
+    assert re.search(r"resuming runs/safe at epoch [2-5]", said.read_text())  # not from the beginning
     assert json.loads((history.parent / "run.json").read_text())["processes"] == 2
     assert [json.loads(line)["epoch"] for line in history.read_text().splitlines()] == list(range(5))
 
@@ -160,3 +160,22 @@ def test_the_kubernetes_file_is_a_job_that_starts_deat() -> None:
     assert command.resume == "auto"
     assert command.out is not None
     assert command.out.startswith("/runs/")
+
+
+def test_the_skypilot_file_is_a_task_that_starts_deat() -> None:
+    import yaml
+
+    task = yaml.safe_load((ROOT / "deploy/sky.yaml").read_text())
+    assert task["num_nodes"] == 2
+    for part in ("setup", "run"):
+        assert subprocess.run(["bash", "-n"], input=task[part], capture_output=True, text=True).stderr == ""
+    words = shlex.split(task["run"].replace("\\\n", " "))
+    assert {word.partition("=")[0] for word in words[: words.index("-m")]} >= {
+        "--nnodes",
+        "--nproc-per-node",
+        "--node-rank",
+    }
+    command = accepted(words)
+    assert command.resume == "auto"
+    assert command.out is not None
+    assert any(command.out.startswith(f"{mount}/") for mount in task["file_mounts"])

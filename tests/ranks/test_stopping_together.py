@@ -57,7 +57,7 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_to_the_same_bytes(tmp_pat
     assert "another process of this run is gone" in errors(tmp_path)[0]
     assert not (tmp_path / "run/lock").exists()
     assert statuses(commands(tmp_path, *RUN, "--resume", "auto")) == [0, 0]
-    assert "going on with run at epoch 2" in (tmp_path / "out-0").read_text()
+    assert "resuming run at epoch 2" in (tmp_path / "out-0").read_text()
     for name in ("history.jsonl", "watch.jsonl", "best/model.safetensors", "last/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
 
@@ -87,11 +87,11 @@ def test_a_signal_to_one_process_stops_all_at_the_same_batch(tmp_path: Path, who
     found = statuses(commands(tmp_path, *RUN, prepare=stop_in_the_second), within=30)
     assert found == [75, 75]
     assert (
-        "".join(errors(tmp_path)).count("Go on with: torchrun --standalone --nproc-per-node=2 -m -- deat resume run")
+        "".join(errors(tmp_path)).count("Resume with: torchrun --standalone --nproc-per-node=2 -m -- deat resume run")
         == 1
     )
     assert statuses(commands(tmp_path, "resume", "run")) == [0, 0]
-    assert "going on with run at epoch 2, batch 9" in (tmp_path / "out-0").read_text()
+    assert "resuming run at epoch 2, batch 9" in (tmp_path / "out-0").read_text()
     assert (tmp_path / "run/history.jsonl").read_bytes() == (whole / "history.jsonl").read_bytes()
 
 

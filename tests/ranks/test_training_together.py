@@ -18,7 +18,7 @@ from deat.data.batch_order import num_images_in_batch
 from deat.errors import DataError, NumericalError, UsageError
 from deat.methods import list_methods
 from deat.utils.distributed import BatchShard, Distributed
-from helpers.games import EXTRAS, trainer_of
+from helpers.games import EXTRAS, UNIONS, trainer_of
 from helpers.nets import conv_net, images, learnable, weights
 from helpers.together import together
 
@@ -78,6 +78,23 @@ def test_a_share_may_be_empty_and_then_counts_nothing() -> None:
         for one, two in zip(alone[name][0], first[name][0], strict=True):
             assert math.isclose(one["magnitude"], two["magnitude"], rel_tol=1e-9)
             assert (one["k"], one["examples"], one["active"]) == (two["k"], 25, two["active"])
+
+
+def against_unions(ranks: Distributed, methods: list[str]) -> list[Any]:
+    """Each method against a union by each rule; the last batch has a single image."""
+    return [[histories(ranks, methods, 25, 8, threat=union, val=None) for union in UNIONS]]
+
+
+def test_processes_play_the_same_balls_of_a_union_as_one_does() -> None:
+    methods = ["deat-1", "f+trades"]
+    (alone,) = against_unions(Distributed(), methods)
+    (first,), *others = together(against_unions, methods, size=3)
+    assert others == [[first], [first]]
+    for one_rule, other_rule in zip(alone, first, strict=True):
+        for name in methods:
+            for one, two in zip(one_rule[name][0], other_rule[name][0], strict=True):
+                assert math.isclose(one["magnitude"], two["magnitude"], rel_tol=1e-9)
+                assert (one["train_accuracy"], one["passes"]) == (two["train_accuracy"], two["passes"])
 
 
 def compiled(ranks: Distributed) -> dict[str, list[tuple[float, float]]]:

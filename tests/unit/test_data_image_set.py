@@ -35,7 +35,7 @@ def float_set(value: float) -> ImageSet:
         (float("nan"), r"image 2 .*nan"),
         (float("inf"), r"image 2 .*inf"),
         (-0.5, r"image 2 .*-0\.5.*\[0, 1\].*normalize=\(mean, std\)"),
-        (1.25, r"image 2 .*1\.25.*normalize=\(mean, std\)"),
+        (1.25, r"image 2 .*1\.25.*clamp\(0, 1\)"),
         (255.0, r"image 2 .*255.*divide by 255.*uint8"),
     ],
 )
@@ -59,3 +59,17 @@ def test_empty_sets_and_wrong_shapes_are_refused():
         ImageSet(torch.zeros(3, 1, 2, 2), torch.zeros(2, dtype=torch.int64), ("a",)).check()
     with pytest.raises(DataError, match=r"\(3,\).*\(N, C, H, W\)"):
         ImageSet(torch.zeros(3), torch.zeros(3, dtype=torch.int64), ("a",)).check()
+
+
+def test_an_image_set_is_indexed_by_image_and_by_slice():
+    pixels = torch.arange(4 * 64, dtype=torch.uint8).reshape(4, 1, 8, 8)
+    images = ImageSet(pixels, torch.tensor([2, 0, 1, 2]), ("a", "b", "c"))
+    image, label = images[-1]
+    assert torch.allclose(image, pixels[3] / 255)
+    assert (image.dtype, label) == (torch.float32, 2)
+    part = images[1:3]
+    assert isinstance(part, ImageSet)
+    assert (part.labels.tolist(), part.classes) == ([0, 1], images.classes)
+    assert [label for _, label in images] == [2, 0, 1, 2]
+    with pytest.raises(IndexError):
+        images[4]

@@ -13,11 +13,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WRITTEN = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted(page for page in DOCS.rglob("*.md") if "results" not in page.parts),
+    *sorted(page for page in DOCS.rglob("*.md") if not {"results", "tutorials"} & set(page.parts)),
 ]
-"""Pages written by hand; those under docs/results are made by commands."""
+"""Pages written by hand; those under docs/results and docs/tutorials are made by commands."""
 RESULTS = sorted((DOCS / "results").rglob("*.md"))
-PAGES = [*WRITTEN, *RESULTS]
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+PAGES = [*WRITTEN, *RESULTS, *TUTORIALS]
 
 
 def page_id(page: Path) -> str:

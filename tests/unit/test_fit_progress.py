@@ -80,6 +80,7 @@ class Stopped:
     epoch, step, config, engine_note = 2, 0, deat.TrainConfig(epochs=9), ""
     interruption, model = Interruption(), conv_net()
     train = SimpleNamespace(batch_size=QUICK["batch_size"])
+    game = SimpleNamespace(cost=SimpleNamespace(backprops=0))
 
     def fit(self):
         raise Interrupted("asked to stop")
@@ -125,10 +126,10 @@ def test_training_that_goes_on_or_is_finished_says_so_first(batches, place, monk
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         stop_after(patch, batches, lambda: signal.raise_signal(signal.SIGTERM))
         fit(checkpoints=folder)
-    assert "going on" not in capsys.readouterr().err
+    assert "resuming" not in capsys.readouterr().err
     fit(checkpoints=folder)
     first, then, *_ = capsys.readouterr().err.splitlines()
-    assert first == f"going on in {str(folder)!r} at {place}"
+    assert first == f"resuming in {str(folder)!r} at {place}"
     assert then.startswith("fgsm  epoch 2/2")
     fit(checkpoints=folder)
     said = capsys.readouterr().err

@@ -13,7 +13,7 @@ from deat.core.loss_terms import cross_entropy, kl_divergence
 from deat.engine import executor
 from deat.engine.cuda_graphs import GraphRecorder
 from deat.engine.executor import Executor
-from deat.errors import UsageError
+from deat.errors import DataError, UsageError
 from helpers.games import THREATS, WatchedGame, busy_budget, game_of
 from helpers.nets import conv_net, images, same, weights
 
@@ -563,3 +563,36 @@ def test_an_inner_loss_that_gives_no_loss_for_each_example_is_refused():
         deat.InnerAttack(loss=lambda logits, y, reference: own_cross_entropy(logits, y, reference))
     with pytest.raises(UsageError, match=r"unknown inner loss .cee.*Or give a function"):
         deat.InnerAttack(loss="cee")
+
+
+WRONG_INPUTS = {
+    "normalised": (lambda x, y: (2 * x - 1, y), {}, r"values from -1 to 1, outside \[0, 1\]"),
+    "bytes": (lambda x, y: ((255 * x).to(torch.uint8), y), {}, r"outside \[0, 1\]"),
+    "NaN": (lambda x, y: (torch.where(x > 0.9, torch.nan, x), y), {}, "values from nan"),
+    "infinite": (lambda x, y: (torch.where(x > 0.9, torch.inf, x), y), {"threat": deat.Linf(0.1, box=None)}, "inf"),
+    "numbers to predict": (lambda x, y: (x, y.float()), {}, "task='regression'"),
+    "one-hot labels": (lambda x, y: (x, nn.functional.one_hot(y)), {}, r"argmax\(1\)"),
+}
+
+
+@pytest.mark.promise("P170")
+@pytest.mark.parametrize("kind", WRONG_INPUTS)
+@pytest.mark.parametrize("batches_before", [0, 1])
+def test_batch_that_no_ball_or_label_fits_is_refused_before_the_weights_move(kind, batches_before):
+    spoil, options, message = WRONG_INPUTS[kind]
+    net = conv_net()
+    game = game_of(PGD, net, check_inputs=True, **options)
+    for _ in range(batches_before):
+        PGD.play(game, *images(), Budget(2, 0.05))
+    before = weights(net)
+    with pytest.raises(DataError, match=message):
+        PGD.play(game, *spoil(*images()), Budget(2, 0.05))
+    assert same(weights(net), before)
+
+
+@pytest.mark.promise("P170")
+def test_inputs_of_another_box_are_accepted_with_a_threat_model_of_that_box():
+    x, y = images()
+    game = game_of(PGD, conv_net(), deat.Linf(0.1, box=(-1, 1)), check_inputs=True)
+    PGD.play(game, 2 * x - 1, y, Budget(2, 0.05))
+    assert game.meter.read(0).examples == len(y)

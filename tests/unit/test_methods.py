@@ -542,3 +542,16 @@ def test_a_part_of_another_kind_is_refused_where_a_method_is_declared(part, give
     with pytest.raises(UsageError) as refused:
         deat.Method("mine", **parts)
     assert all(word in str(refused.value) for word in ["'mine'", *words])
+
+
+def test_a_method_put_together_in_python_is_described_by_the_docstring_of_its_own_play():
+    class Twist(deat.Craft):
+        """Crafts with a twist. It has more to say."""
+
+    twist = deat.Method("twist", Twist(), deat.schedules.Fixed(k=1, alpha_eps=1.0))
+    assert deat.get_method(twist).summary == "Crafts with a twist"
+    assert "Crafts with a twist" in repr(deat.get_method(twist))
+    plain = deat.Method("plain", deat.Craft(), deat.schedules.Fixed(k=1, alpha_eps=1.0))
+    assert deat.get_method(plain) is plain
+    given = deat.Method("given", Twist(), deat.schedules.Fixed(k=1, alpha_eps=1.0), summary="mine")
+    assert deat.get_method(given).summary == "mine"

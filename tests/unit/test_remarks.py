@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.errors import UsageError
+from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import newcombe_interval, wilson_interval, wilson_interval_of_share
 from deat.radius_checks import check_radius
 from deat.threat import parse_threat
+from deat.training.epoch_format import EpochPrinter
 from deat.training.messages import FEW_HELD_OUT_IMAGES, collect_start_notes, find_output_problems
 from deat.utils.distributed import Distributed
 from helpers.games import trainer_of
@@ -231,3 +232,34 @@ def test_fit_says_what_its_result_notes_unless_it_is_to_be_silent(
     images = torch.rand(8, 1, 4, 4), torch.arange(8) % 3
     deat.fit(conv_net(), images, method="natural", epochs=1, batch_size=8, device="cpu", progress=progress)
     assert ("take care" in capsys.readouterr().err.splitlines()) == progress
+
+
+def test_a_k_that_does_not_grow_is_told_while_it_can_be_changed(monkeypatch, capsys):
+    trainer = trainer_of("m+deat", epochs=12, callbacks=[EpochPrinter()])
+    read, spikes = trainer.read_meter, iter([1.0, 90.0, *[30.0] * 10])
+    monkeypatch.setattr(trainer, "read_meter", lambda: replace(read(), magnitude=next(spikes)))
+    trainer.fit()
+    lines = capsys.readouterr().out.splitlines()
+    told = [number for number, line in enumerate(lines) if line.startswith("after 4 of 12 epochs k stayed at 1")]
+    assert told == [4], "once, after the line of the fourth epoch"
+    trainer = trainer_of("m+deat", epochs=12, callbacks=[EpochPrinter()])
+    read, growing = trainer.read_meter, iter(10.0**n for n in range(12))
+    monkeypatch.setattr(trainer, "read_meter", lambda: replace(read(), magnitude=next(growing)))
+    trainer.fit()
+    assert "stayed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "fix"),
+    [
+        (1.12, 0.0, "images.clamp(0, 1)"),
+        (1.12, -0.06, "images.clamp(0, 1)"),
+        (4.0, -2.0, "normalize=(mean, std)"),
+        (255.0, 0.0, "divide by 255"),
+    ],
+)
+def test_images_outside_the_range_are_explained_by_how_far_they_are(scale, shift, fix):
+    pixels = torch.linspace(0, 1, 40 * 64).reshape(40, 1, 8, 8).flip(0)
+    with pytest.raises(DataError, match=r"outside \[0, 1\]") as caught:
+        deat.fit(conv_net(), (pixels * scale + shift, torch.arange(40) % 3), epochs=1, batch_size=8, progress=False)
+    assert fix in str(caught.value)

@@ -29,6 +29,7 @@ def judged(folder, **settings):
     """The same run with other words in its evaluation."""
     found = json.loads((folder / "evaluation.json").read_text())
     found["settings"].update(settings)
+    found.pop("checksum", None)
     (folder / "evaluation.json").write_text(json.dumps(found))
     return str(folder)
 

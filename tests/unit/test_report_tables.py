@@ -303,6 +303,7 @@ def test_a_row_evaluated_as_a_cascade_is_labelled_and_has_no_value_in_an_attack_
         make_run(tmp_path / name, shares={"natural": 0.9, "pgd-20": 0.5}, record=threat)
         file = tmp_path / name / "evaluation.json"
         told = json.loads(file.read_text())
+        told.pop("checksum", None)
         file.write_text(json.dumps({**told, "settings": {**told["settings"], "cascade": cascade}}))
     subject = load_report_data([str(tmp_path / "a"), str(tmp_path / "b")])
     lines = [line.split("|") for line in render_markdown_table(build_results_table(subject, None)).splitlines()]
@@ -317,6 +318,7 @@ def test_a_row_evaluated_without_sanity_checks_says_so(tmp_path):
     make_run(tmp_path / "b", "pgd-7", seed=3, shares={"natural": 0.9})
     file = tmp_path / "b/evaluation.json"
     told = json.loads(file.read_text())
+    told.pop("checksum", None)
     file.write_text(json.dumps({**told, "settings": {**told["settings"], "sanity": False}}))
     named = (("x", one_run("a")), ("y", one_run("b", 3)))
     rows = [{"name": name, "method": name, "model": "m", "runs": [run]} for name, run in named]
@@ -629,6 +631,7 @@ def test_accuracies_on_a_sample_are_said_to_be_also_those_of_autoattack_alone(tm
     make_run(tmp_path / "b", shares={"natural": 0.9, "aa": 0.4}, images=50)
     found = json.loads((tmp_path / "b" / "evaluation.json").read_text())
     found["settings"]["sample"] = True
+    found.pop("checksum", None)
     (folder / "evaluation-aa.json").write_text(json.dumps(found))
     (note,) = [note for note in load_report_data([str(folder)]).notes if "sample" in note]
     assert note.endswith("the first 50 test images: AA of seed 0 of m+deat.")
@@ -848,6 +851,7 @@ def test_rows_that_were_judged_of_another_epoch_or_on_other_images_are_said_to(t
         file = make_run(tmp_path / name, name, shares={"natural": 0.9, "pgd-20": 0.5}) / "evaluation.json"
         held = json.loads(file.read_text())
         held["settings"]["about"] = about
+        held.pop("checksum", None)
         file.write_text(json.dumps(held))
     found = load_report_data([str(tmp_path / name) for name in ("a", "b")])
     assert any("Rows differ in their evaluated epoch (best, last)" in note for note in found.notes)

@@ -545,3 +545,79 @@ def test_images_that_only_square_fools_are_flagged(fooled, expected, cascade):
     felled = {"aa": {"apgd-ce": 400, "apgd-t": 50, "fab-t": 0, "square": fooled}}
     assert consistency_flags(cascade, felled, aa=50) == expected
     assert consistency_flags(cascade, {"aa": {"square": fooled, "apgd-ce": 400}}, aa=50) == []
+
+
+class Remembers(nn.Module):
+    """Keeps the first image that it sees, and gives images near one of them the answer for it."""
+
+    def __init__(self, net: nn.Module, eps: float) -> None:
+        super().__init__()
+        self.net, self.eps = net, eps
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.net(x)
+        rows = []
+        for image, row in zip(x.detach(), outputs, strict=True):
+            near = next((r for old, r in self.seen if float((old - image).abs().max()) <= 1.01 * self.eps), None)
+            if near is None:
+                self.seen.append((image.clone(), row.detach().clone()))
+            rows.append(row if near is None else near + 0 * row)
+        return torch.stack(rows)
+
+
+class AfterCalls(nn.Module):
+    """Adds noise to its inputs after a number of calls."""
+
+    def __init__(self, net: nn.Module, calls: int) -> None:
+        super().__init__()
+        self.net, self.left = net, calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        return self.net(x if self.left >= 0 else (x + 0.3 * torch.randn_like(x)).clamp(0, 1))
+
+
+class InLargeBatches(nn.Module):
+    """Another network in batches above 128: one whose gradient is masked, or whose inputs are noisy."""
+
+    def __init__(self, net: nn.Module, kind: str) -> None:
+        super().__init__()
+        self.net, self.kind = net, kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) <= 128:
+            return self.net(x)
+        return self.net(x + 0.2 * torch.randn_like(x)) if self.kind == "noise" else self.net(x.detach()) + 0 * x.sum()
+
+
+@pytest.mark.promise("P130")
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: Remembers(undefended(), 0.15), "remembers"),
+        (lambda: AfterCalls(robust(), 40), "remembers"),
+        (lambda: InLargeBatches(undefended(), "noise"), "batch_dependent"),
+        (lambda: InLargeBatches(undefended(), "gradient"), "zero_gradients"),
+    ],
+)
+def test_a_model_that_is_another_for_the_attack_than_for_the_checks_is_flagged(build, expected):
+    torch.manual_seed(0)
+    assert expected in flags(build(), ["natural", "pgd-5"], n=150)
+
+
+def test_a_model_that_cannot_be_copied_is_evaluated_without_that_check():
+    class Locked(nn.Module):
+        """Refuses to be copied."""
+
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def __deepcopy__(self, memo: object) -> nn.Module:
+            raise RuntimeError("no copies")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    assert flags(Locked(robust()), ["natural", "pgd-20"]) == set()

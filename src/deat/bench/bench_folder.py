@@ -1,4 +1,4 @@
-"""The folder of a bench: bench.json, which cell is whose, and what became of it.
+"""The folder of a bench: bench.json, which process runs which cell, and how each ended.
 
 A cell is a row and a seed. Whoever works on it holds its claim, a lock that dies with its process; so several
 processes and several benches can share a folder, and a cell whose process was killed is free again.
@@ -90,8 +90,8 @@ def check_code_unchanged(row: RecipeRow, folders: Iterable[Path]) -> None:
 
 
 MAX_ATTEMPTS = 2
-"""How often a cell is begun in one bench whose processes die of it."""
-PROCESS_DIED_MESSAGE = "its process died {} times, perhaps for want of memory"
+"""How often a bench starts a cell whose process dies."""
+PROCESS_DIED_MESSAGE = "its process died {} times, perhaps because memory ran out"
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Grid:
             self._write(bench)
 
     def fail_dead_cells(self, cells: Sequence[GridCell]) -> None:
-        """Call the cells failed that were begun and whose process is gone."""
+        """Mark cells as failed that were started and whose process ended."""
         with self._alone():
             bench = self._read()
             for run in (runs_by_folder(bench)[cell.folder] for cell in cells):

@@ -14,8 +14,7 @@ from deat.evaluation.resume_log import read_logged_stages, resume_log_path
 from deat.recipes.recipe import TEST_FRACTION, AttackRound
 from deat.report.load import COST_COLUMNS, RunResults, load_run_results
 from deat.runs.schema import EVALUATION_FILES, HISTORY_FILE, BenchRunEntry, read_run_json
-from deat.utils.terminal import format_progress_bar
-from deat.utils.text import format_duration
+from deat.utils.text import format_duration, format_progress_bar
 
 
 class BenchProgress:
@@ -28,7 +27,7 @@ class BenchProgress:
         self.reported = {folder for folder, run in grid.runs().items() if run["status"] == "done"}
 
     def line(self) -> Text:
-        """The bench as it is now."""
+        """Return the line of progress."""
         runs = self.grid.runs()
         share = self._done(runs) / sum(self.weights.values())
         ended = sum(runs[cell.folder]["status"] in ("done", "failed") for cell in self.cells)
@@ -64,7 +63,7 @@ class BenchProgress:
         return sum(self._made(cell, runs[cell.folder]) for cell in self.cells)
 
     def _made(self, cell: GridCell, run: BenchRunEntry) -> float:
-        """How much of a cell's weight is behind it."""
+        """The finished part of a cell's estimated work."""
         if run["status"] != "running":
             return self.weights[cell.folder] if run["status"] in ("done", "failed") else 0.0
         path = self.grid.root / cell.folder
@@ -86,7 +85,7 @@ def _estimate_cell_work(cell: GridCell) -> float:
 
 
 def _round_work_done(cell: GridCell, attack_round: AttackRound, out: Path, num_images: float) -> float:
-    """How much of a round's weight is behind it: all, or as much as its ledger has rulings for."""
+    """The finished part of an evaluation's estimated work: all, or by the results in its resume log."""
     if out.is_file():
         return attack_round.relative_cost
     blocks = max(1.0, (attack_round.n or num_images) / cell.row.evaluation.block)

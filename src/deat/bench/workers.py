@@ -44,7 +44,7 @@ def run_claimed_cell(grid: Grid, cell: GridCell, lock: ExitStack) -> bool:
     except (KeyboardInterrupt, Interrupted):
         grid.finish(cell, "waiting")
         raise
-    except Exception as error:  # a row that fails must not take the others with it
+    except (Exception, SystemExit) as error:  # a row that fails must not take the others with it
         _write_failure(path, error)
         grid.finish(cell, "failed", _summarize_error(error))
         return False
@@ -121,14 +121,14 @@ def _is_trained(path: Path, epochs: int) -> bool:
     return results.record is not None and len(results.history) == epochs and is_last_epoch_saved(path, epochs)
 
 
-def _summarize_error(error: Exception) -> str:
+def _summarize_error(error: BaseException) -> str:
     """One line: what deat says of the error, or its class, message and line."""
     if isinstance(error, DeatError):
         return next(iter(str(error).strip().splitlines()), type(error).__name__)
     return describe_error_with_line(error)
 
 
-def _write_failure(path: Path, error: Exception) -> None:
+def _write_failure(path: Path, error: BaseException) -> None:
     """Write the whole traceback of an unexpected error into the cell's folder, if it was created."""
     if isinstance(error, DeatError) or not path.is_dir():
         return
@@ -224,7 +224,7 @@ def run_on_ray(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> Non
 
 
 def _collect_ray_task(ray: Any, task: Any) -> None:
-    """A task whose process died leaves its cell unfinished; what else went wrong is the cluster's and must be said."""
+    """A task whose process died leaves its cell unfinished; other errors are those of the cluster, and are raised."""
     with suppress(ray.exceptions.WorkerCrashedError):
         ray.get(task)
 
@@ -274,7 +274,7 @@ def _idle_death_error(exit_code: int) -> DeatError:
     if exit_code < 0:
         return NumericalError(
             f"{MAX_IDLE_DEATHS + 1} processes of the bench were killed before they began a run, the last by signal "
-            f"{-exit_code}, perhaps for want of memory. Give a smaller --jobs; --jobs 1 needs no other process."
+            f"{-exit_code}, perhaps because memory ran out. Give a smaller --jobs; --jobs 1 needs no other process."
         )
     return UsageError(
         f"{MAX_IDLE_DEATHS + 1} processes of the bench ended before they began a run, the last with status {exit_code}. "

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from rich.live import Live
@@ -29,12 +30,13 @@ from deat.recipes.overrides import parse_overrides
 from deat.report.load import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
 from deat.report.problems import collect_flags, list_unchecked_seeds
 from deat.report.stats import describe_coverage, describe_samples
+from deat.runs.plan import estimate_evaluation_seconds, estimate_run_cost
 from deat.runs.schema import FAILURE_FILE
 from deat.training.config import to_recorded_names
-from deat.training.cost_estimate import CostEstimate, estimate_cost
+from deat.training.cost_estimate import CostEstimate
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
-from deat.utils.text import format_duration, make_printable
+from deat.utils.text import format_duration, format_duration_range, make_printable
 from deat.utils.user_paths import expand_path
 
 
@@ -55,42 +57,47 @@ class PlannedRow:
     cost: CostEstimate
 
 
-def print_cost_estimate(cells: Sequence[GridCell], as_json: bool) -> None:
+def print_cost_estimate(cells: Sequence[GridCell], folder: Path, as_json: bool) -> None:
     """Print the estimated cost of each row, and of all rows.
 
     Args:
         cells: The runs of the bench.
+        folder: The bench's folder.
         as_json: Print one JSON document at the end instead of lines.
     """
     rows = []
-    for row in _estimate_rows(cells):
+    for row in _estimate_rows(cells, folder):
         rows.append(row)
         if not as_json:
             print(_format_planned_row(row), flush=True)
-    few, many = (sum(row.seeds * row.cost.seconds[side] for row in rows) for side in (0, 1))
+    total = tuple(sum(row.seeds * row.cost.seconds[side] for row in rows) for side in (0, 1))
     if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "seconds": (few, many)}))
+        print(json.dumps({"rows": [asdict(row) for row in rows], "seconds": total}))
         return
-    duration = _format_range(format_duration(few), format_duration(many))
-    print(f"all rows and seeds, one at a time: {duration}, without validation and evaluation")
+    print(f"all rows and seeds, one at a time: {format_duration_range((total[0], total[1]))}")
     print("dry run: nothing was created")
 
 
-def _estimate_rows(cells: Sequence[GridCell]) -> Iterator[PlannedRow]:
+def _estimate_rows(cells: Sequence[GridCell], folder: Path) -> Iterator[PlannedRow]:
     """Estimate each row's cost by training a few batches of its first cell."""
     num_seeds = Counter(cell.row.label for cell in cells)
     first_cells = {cell.row.label: cell for cell in reversed(cells)}
     for cell in reversed(first_cells.values()):
         run = cell.row.resolve(cell.seed, cell.budget, cell.threads)
-        yield PlannedRow(cell.row.label, num_seeds[cell.row.label], run.config.epochs, estimate_cost(run.trainer()))
+        trainer = run.trainer()
+        rounds = [(part.attacks, part.n) for part in cell.row.evaluation.rounds(cell.seed).values()]
+        cost = estimate_run_cost(run, trainer, folder)
+        cost = cost.with_parts({"evaluation": estimate_evaluation_seconds(run, trainer, rounds)})
+        yield PlannedRow(cell.row.label, num_seeds[cell.row.label], run.config.epochs, cost)
 
 
 def _format_planned_row(row: PlannedRow) -> str:
-    (few, many), (quick, slow) = row.cost.backprops, row.cost.seconds
+    few, many = row.cost.backprops
+    parts = ", ".join(f"{name} {format_duration_range(seconds)}" for name, seconds in row.cost.parts.items())
     run = f"{row.epochs} epochs:" if row.seeds == 1 else f"{row.seeds} seeds of {row.epochs} epochs: each"
     return (
         f"{make_printable(row.label)}, {run} {_format_range(f'{few:,}', f'{many:,}')} backprops at "
-        f"{1000 * row.cost.seconds_per_backprop:.3g} ms, {_format_range(format_duration(quick), format_duration(slow))}"
+        f"{1000 * row.cost.seconds_per_backprop:.3g} ms, {format_duration_range(row.cost.seconds)} ({parts})"
     )
 
 
@@ -265,10 +272,11 @@ def run_bench(args: BenchCommand) -> int:
     """
     recipe = get_recipe(args.recipe)
     cells, settings = plan_cells(recipe, args)
+    folder = expand_path(args.out or f"runs/bench-{recipe.name}")
     if args.dry_run:
-        print_cost_estimate(cells, args.json)
+        print_cost_estimate(cells, folder, args.json)
         return 0
-    grid = Grid(expand_path(args.out or f"runs/bench-{recipe.name}"))
+    grid = Grid(folder)
     if not args.parallel and not grid.exists:
         _check_data_and_models(cells)
     grid.open(recipe, cells, settings)

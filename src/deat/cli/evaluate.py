@@ -29,7 +29,7 @@ from deat.evaluation.verified_attack import AttackLike
 from deat.methods.configure import MAX_ALPHA, check_alpha
 from deat.runs.load_run import TrainedRun, get_test_split, load_run_model, load_trained_run
 from deat.runs.request import Run
-from deat.runs.schema import EVALUATION_FILE, HISTORY_FILE, SUMMARY_FILE, EpochChoice, RunRecord
+from deat.runs.schema import EVALUATION_FILE, HISTORY_FILE, SUMMARY_FILE, EpochChoice, RunRecord, describe_record_change
 from deat.threat import ThreatModel, format_threat
 from deat.training.messages import format_command
 from deat.utils.distributed import Distributed
@@ -146,7 +146,7 @@ def _ball_cells(evaluation: Evaluation, attack: str, format_spec: str) -> list[s
 
 
 def _build_metric_table(evaluation: Evaluation, title: str) -> Table:
-    """Every metric with its interval, for a task whose answers are more or less wrong."""
+    """Every metric with its interval, for a graded task."""
     names, console_name = evaluation.task.metric_names, {"worst": "worst of all"}
     columns = [column for name in names for column in (name, "95 % interval")]
     table = Table("attack", *columns, *_ball_columns(evaluation), "seconds", title=title, box=None, pad_edge=False)
@@ -294,6 +294,8 @@ def run_evaluation(args: EvaluateCommand) -> int:
         print_recorded_data_root(run.splits)
         if record:
             _warn_if_unfinished(target, record)
+            if changed := describe_record_change(target):
+                print_stderr(changed)
             _warn_if_classes_differ(record, run)
         _print_assumed_normalization(trained)
     about = run.about(trained.weights, args.epoch if record else None)
@@ -425,7 +427,7 @@ def _show_progress(quiet: bool) -> Iterator[ProgressCallback]:
         return
     latest: deque[EvaluationProgress] = deque(maxlen=1)
     live = Live(
-        get_renderable=lambda: Text(format_progress(latest[-1]) if latest else ""),
+        get_renderable=lambda: Text(format_progress(latest[-1], with_bar=True) if latest else ""),
         transient=True,
         refresh_per_second=4,
         redirect_stderr=is_all_output_terminal(),  # stderr that goes to a file is not redirected

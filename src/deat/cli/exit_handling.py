@@ -92,7 +92,10 @@ def run_to_exit_status(parse: Callable[[], Command], *, ends_process: bool = Fal
         nonlocal command
         with delay_signals():  # only a parsed command knows whether it is resumable
             command = parse()
-        status = command.run()
+        try:
+            status = command.run()
+        except SystemExit as error:
+            raise UsageError(_describe_exit(error)) from error
         sys.stdout.flush()  # a closed pipe raises here, where it is handled
         return status
 
@@ -129,6 +132,16 @@ def _run_command(parse_and_run: Callable[[], int], on_interrupt: Callable[[], in
         if handler.received:  # an import that is interrupted may raise another error
             return on_interrupt()
         return _report_unexpected_error(error)
+
+
+def _describe_exit(error: SystemExit) -> str:
+    """Describe that the user's code, such as a network, ended the process with `sys.exit` in the middle of the work."""
+    line = find_user_code_line(error)
+    where = f" in your code: {line}" if line else ""
+    return (
+        f"sys.exit({error.code!r}) was called{where}, before the command was done. Raise an error instead. Checkpoints and "
+        "verdicts that were saved remain."
+    )
 
 
 def _report_unexpected_error(error: Exception) -> int:

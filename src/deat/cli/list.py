@@ -10,14 +10,16 @@ from tyro.conf import Positional
 
 from deat import data, methods, models, recipes
 from deat.cli.flag_types import OptionalStr
+from deat.core.union_rules import describe_rule
 from deat.errors import UsageError
 from deat.evaluation.attack_registry import list_attack_plugins
 from deat.evaluation.attacks import ATTACK_FAMILIES, Attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS
 from deat.integrations.loggers import list_loggers
 from deat.methods.method_registry import list_file_methods
+from deat.radius_checks import USUAL_RADII
 from deat.tasks import get_task, list_tasks
-from deat.threat import Linf
+from deat.threat import UNION_RULES, Linf
 from deat.training.cost_estimate import backprop_bounds
 from deat.utils.plugins import PLUGIN_GROUPS, loaded_plugins
 from deat.utils.terminal import make_table_console
@@ -25,11 +27,13 @@ from deat.utils.terminal import make_table_console
 
 @dataclass(frozen=True)
 class ListCommand:
-    """List the available methods, models, data sets, attacks, tasks, recipes, loggers or installed plugins."""
+    """List the available methods, models, data sets, attacks, threats, tasks, recipes, loggers or installed plugins."""
 
     is_resumable: ClassVar[bool] = False
 
-    kind: Positional[Literal["methods", "models", "data", "attacks", "tasks", "recipes", "loggers", "plugins"]]
+    kind: Positional[
+        Literal["methods", "models", "data", "attacks", "threats", "tasks", "recipes", "loggers", "plugins"]
+    ]
     """What to list."""
     code: OptionalStr = None
     """methods: also list those that this Python file defines, with the names to train them by."""
@@ -133,6 +137,14 @@ def _describe_attack(attack: Attack) -> str:
     return f"{steps} of {attack.alpha:g} eps, {attack.start} start, on {LOSS_DESCRIPTIONS[attack.loss]}"
 
 
+def _threat_rows() -> list[dict[str, Any]]:
+    """The norms of single balls, and the rules by which training picks among several."""
+    balls = [{"name": f"{norm}:EPS", "what": what, "usual": f"eps {USUAL_RADII[norm]}"} for norm, what in NORMS.items()]
+    several = {"name": "linf:EPS+l2:EPS+l1:EPS", "what": "several balls at once", "usual": "--threat-rule worst"}
+    rules = [{"name": f"--threat-rule {name}", "what": describe_rule(name), "usual": ""} for name in UNION_RULES]
+    return [*balls, several, *rules]
+
+
 def _recipe_rows() -> list[dict[str, Any]]:
     return [
         {
@@ -161,6 +173,11 @@ def _logger_rows() -> list[dict[str, Any]]:
     ]
 
 
+NORMS = {
+    "linf": "every value changes by at most eps",
+    "l2": "the Euclidean length of the change is at most eps",
+    "l1": "the absolute changes sum to at most eps",
+}
 LOSS_DESCRIPTIONS = {"ce": "cross-entropy", "margin": "the margin", "segpgd": "right pixels first (segmentation)"}
 OMITTED_COLUMNS = ("methods", "settings", "models")
 """Columns that are too long for the table; they are printed below it."""
@@ -169,6 +186,7 @@ ROWS_BY_KIND = {
     "models": lambda: [asdict(info) for info in models.list_model_infos()],
     "data": lambda: [asdict(info) for info in data.list_dataset_infos()],
     "attacks": _attack_rows,
+    "threats": _threat_rows,
     "tasks": _task_rows,
     "recipes": _recipe_rows,
     "loggers": _logger_rows,

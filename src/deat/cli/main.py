@@ -17,6 +17,7 @@ from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
+from deat.cli.watch import WatchCommand
 from deat.cli.weights import ExportCommand, ImportCommand
 from deat.errors import unknown_name_error
 from deat.version import VERSION
@@ -27,6 +28,7 @@ COMMANDS: dict[str, type[Command]] = {
     "evaluate": EvaluateCommand,
     "bench": BenchCommand,
     "report": ReportCommand,
+    "watch": WatchCommand,
     "predict": PredictCommand,
     "attack": AttackCommand,
     "card": CardCommand,

@@ -148,6 +148,8 @@ def run_attack(args: AttackCommand) -> int:
     if args.out is None:
         raise UsageError("--out is missing: name the folder for the adversarial images, such as --out attacked.")
     run = _load(args.run_folder, args.model, args.epoch, args.device)
+    if args.eps is not None and args.norm is None and len(run.threat.balls) > 1:
+        raise UsageError("--eps needs a --norm: the run was trained against several balls.")
     if args.norm is not None and args.eps is None:
         raise UsageError(f"--norm {args.norm} needs an --eps of its own: the run's is for {run.threat.name}.")
     if args.eps is not None and args.norm is None and len(run.threat.balls) > 1:
@@ -209,7 +211,7 @@ def _print_attacked(found: AttackedImages, run: SavedRun) -> None:
     console.print(table)
     if len(found.images) > MAX_ATTACK_ROWS:
         console.print(f"... and {len(found.images) - MAX_ATTACK_ROWS:,} more in {SUMMARY_FILE}")
-    threat, attack = found.settings["threat"], found.settings["attack"]["name"]
+    attack, threat = found.settings["attack"]["name"], found.settings["threat"]
     counts = f"{found.count('fooled'):,} of {len(found.images):,} images fool the network"
     wrong = found.count("wrong without attack")
     wrong_text = f"; {wrong:,} it takes for another class without attack, so they were not attacked" if wrong else ""

@@ -25,6 +25,7 @@ from deat.report.ball_table import render_balls_markdown
 from deat.report.claim_checks import check_claims
 from deat.report.draw_figures import check_matplotlib, draw_figure, draw_gallery
 from deat.report.evaluation_table import describe_evaluations, render_evaluations_markdown
+from deat.report.example_pictures import WAVE_SAMPLES, is_drawable, mask_to_uint8, wave_to_uint8
 from deat.report.figure_data import (
     Figure,
     PlotLine,
@@ -54,6 +55,7 @@ from deat.report.held_out import (
 from deat.report.html import render_page
 from deat.report.latex import render_latex_table
 from deat.report.load import ReportRow, RunResults
+from deat.report.metric_table import render_metrics_markdown
 from deat.report.page_data import Report
 from deat.report.problems import (
     UNEVALUATED,
@@ -79,7 +81,7 @@ from deat.report.titles import format_title
 from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
 from deat.runs.run_dir import WEIGHT_FOLDERS, is_report_folder, list_report_files
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
-from deat.tasks import CLASSIFICATION
+from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, format_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.safe_write import check_no_symlinks, write_atomic
@@ -98,7 +100,7 @@ GALLERY_POOL_IMAGES = 500
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Where networks run and data lies, and the networks of their own, named by the user, whose code may run."""
+    """The device, the folder of data sets, and the files of networks that the user allows to run."""
 
     device: str = "auto"
     data_root: str | None = None
@@ -106,8 +108,6 @@ class LoadOptions:
 
 
 LoadedRun = tuple[torch.nn.Module, Any, ThreatModel]
-ImagesAndPredictions = tuple[torch.Tensor, list[str]]
-"""Images, and what a network takes them for."""
 
 
 def load_evaluated_run(run: RunResults, options: LoadOptions) -> LoadedRun:
@@ -139,7 +139,7 @@ def make_sweep_figure(rows: Sequence[ReportRow], num_images: int, options: LoadO
             try:
                 loaded = load_evaluated_run(run, options)
                 lines.append(_make_sweep_line(row.name, run.seed, loaded, num_images))
-                counts.add(min(num_images, len(loaded[1])))  # a set may have fewer than are asked for
+                counts.add(min(num_images, len(loaded[1])))  # a set may have fewer images than requested
             except (DeatError, OSError) as error:
                 lacking.append(anonymize_paths(f"{row.name}: {error}"))
     name = "Accuracy by radius"
@@ -165,25 +165,21 @@ def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
         model, part, threat = load_evaluated_run(row.finished_runs[0], options)
     except (DeatError, OSError) as error:
         return Gallery(missing=anonymize_paths(str(error)))
-    if len(part.shape) != 3 or getattr(part, "task", CLASSIFICATION) != CLASSIFICATION:
-        return Gallery(missing="images with one class each; this row has other examples or another task")
-    numbers, x, y = _select_images(row.finished_runs[0], model, part, count)
+    task = getattr(part, "task", CLASSIFICATION)
+    if not is_drawable(tuple(part.shape)):
+        return Gallery(missing="images or waveforms, which can be drawn; this row has examples of another shape")
+    numbers, x, y = _select_images(row.finished_runs[0], model, part, count, threat)
     how = replace(parse_attack(REPORT_ATTACK), freeze=False)  # else fooled images show their random start
     generator = torch.Generator(x.device).manual_seed(derive_block_seed(0, how.name, 0))
-    adv = call_attack(how, model, x, y, threat, generator, CLASSIFICATION)
-    labels = [str(part.classes[i]) for i in y.tolist()]
-    tiles = _make_tiles(
-        numbers,
-        labels,
-        (x.cpu(), _predict_classes(model, x, part.classes)),
-        (adv.cpu(), _predict_classes(model, adv, part.classes)),
-    )
-    attack = f"{how.name.upper()} with all steps on every image, {format_threat(threat)}"
-    return Gallery(row.name, attack, select_tiles(list(tiles), count))
+    adv = call_attack(how, model, x, y, threat, generator, task)
+    tiles = _make_tiles(numbers, x, adv, y, model, task, part.classes, threat)
+    part_note = f", the middle {WAVE_SAMPLES} samples" if len(part.shape) == 2 and part.shape[-1] > WAVE_SAMPLES else ""
+    attack = f"{how.name.upper()} with all steps on every example, {format_threat(threat)}{part_note}"
+    return Gallery(row.name, attack, select_tiles(tiles, count))
 
 
 def has_weights(run: RunResults) -> bool:
-    """Whether a run has weights beside its record."""
+    """Whether a run's folder has weights."""
     return bool(_weight_files(run))
 
 
@@ -193,7 +189,7 @@ def _weight_files(run: RunResults) -> list[Path]:
 
 
 def _is_evaluated_model(run: RunResults, model: torch.nn.Module) -> bool:
-    """Whether these are the weights behind a run's numbers; an evaluation that does not tell is believed."""
+    """Whether a run's results are of these weights; True if the evaluation does not record its weights."""
     judged = run.evaluation.settings.get("model") if run.evaluation else None
     return judged is None or judged == fingerprint_model(model)
 
@@ -216,7 +212,7 @@ def _make_sweep_line(name: str, seed: int, loaded: LoadedRun, num_images: int) -
 
 
 def _select_images(
-    run: RunResults, model: torch.nn.Module, part: Any, count: int
+    run: RunResults, model: torch.nn.Module, part: Any, count: int, threat: ThreatModel
 ) -> tuple[list[int], torch.Tensor, torch.Tensor]:
     """The numbers of the test images to attack, the images and their labels."""
     judged = run.evaluation
@@ -225,39 +221,62 @@ def _select_images(
         numbers = select_candidates(
             judged.verdicts["natural"][:GALLERY_POOL_IMAGES], found[:GALLERY_POOL_IMAGES], count
         )
-        x, y = _load_images(model, part, numbers)
-        if y.tolist() == [judged.labels[n] for n in numbers]:  # else it was judged on other images than these
-            return numbers, x, y
-    x, y = _load_images(model, part, range(3 * count))
+        x, y = _load_images(model, part, numbers, threat)
+        known = [judged.labels[n] for n in numbers] if judged.labels else None
+        if known is None or y.tolist() == known:  # else it was judged on other images than these
+            return numbers[: len(y)], x, y
+    x, y = _load_images(model, part, range(3 * count), threat)
     return list(range(len(y))), x, y
 
 
-def _load_images(model: torch.nn.Module, part: Any, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _load_images(
+    model: torch.nn.Module, part: Any, numbers: Sequence[int], threat: ThreatModel
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The images of these rising numbers, as many of them as there are."""
     device = device_of(model)
     index = torch.tensor([number for number in numbers if number < len(part)])
-    return load_images_at(as_source(part, batch_size=len(index), device=device, shuffle=False), index, device)
-
-
-def _predict_classes(model: torch.nn.Module, x: torch.Tensor, classes: Sequence[str]) -> list[str]:
-    with torch.no_grad(), eval_mode(model):
-        return [str(classes[i]) for i in model(x).argmax(1).tolist()]
+    task = getattr(part, "task", None)
+    source = as_source(part, batch_size=len(index), device=device, shuffle=False, task=task, box=threat.box)
+    return load_images_at(source, index, device)
 
 
 def _make_tiles(
-    numbers: Sequence[int], labels: Sequence[str], natural: ImagesAndPredictions, adversarial: ImagesAndPredictions
-) -> Iterator[Tile]:
-    (images, before), (adv, after) = natural, adversarial
-    for n, (number, label) in enumerate(zip(numbers, labels, strict=True)):
-        delta = adv[n] - images[n]
-        shown = 0.5 + delta / (2 * max(float(delta.abs().max()), 1e-9))
-        yield Tile(
-            number,
-            label,
-            before[n],
-            after[n],
-            (image_to_uint8(images[n]), image_to_uint8(shown), image_to_uint8(adv[n])),
-        )
+    numbers: Sequence[int],
+    x: torch.Tensor,
+    adv: torch.Tensor,
+    y: torch.Tensor,
+    model: torch.nn.Module,
+    task: Task,
+    classes: Sequence[str],
+    threat: ThreatModel,
+) -> list[Tile]:
+    """One tile for each example, with what the task says of the answers."""
+    with torch.no_grad(), eval_mode(model):
+        outputs = [model(examples) for examples in (x, adv)]
+    labels = task.describe_labels(y, classes)
+    before, after = (task.describe_answers(answers, y, classes) for answers in outputs)
+    right = [task.is_right(answers, y).tolist() for answers in outputs]
+    masks = [task.masks(answers) for answers in outputs]
+    tiles = []
+    for n, number in enumerate(numbers):
+        pictures = _draw_example(x[n].cpu(), adv[n].cpu(), threat)
+        if masks[0] is not None and masks[1] is not None:
+            pictures += tuple(mask_to_uint8(mask.cpu()) for mask in (y[n], masks[0][n], masks[1][n]))
+        tiles.append(Tile(number, labels[n], before[n], after[n], pictures, (right[0][n], right[1][n])))
+    return tiles
+
+
+def _draw_example(example: torch.Tensor, attacked: torch.Tensor, threat: ThreatModel) -> tuple[Any, ...]:
+    """An example, its perturbation at full contrast, and the attacked example, as pictures."""
+    delta = attacked - example
+    largest = max(float(delta.abs().max()), 1e-9)
+    both = torch.stack((example, attacked))
+    low, high = threat.box or (float(both.min()), max(float(both.max()), float(both.min()) + 1e-9))
+    if example.dim() == 2:
+        waves = ((example, low, high), (delta, -largest, largest), (attacked, low, high))
+        return tuple(wave_to_uint8(wave, least, most) for wave, least, most in waves)
+    scaled = [(image - low) / (high - low) for image in both]
+    return tuple(map(image_to_uint8, (scaled[0], 0.5 + delta / (2 * largest), scaled[1])))
 
 
 @dataclass(frozen=True)
@@ -285,7 +304,7 @@ class ReportCommand:
     device: str = "auto"
     """Where networks run for --sweep and --gallery: cpu, cuda, ..."""
     data_root: OptionalStr = None
-    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    """The folder of data sets ($DEAT_DATA, or ~/.cache/deat)."""
     json: bool = False
     """Print the numbers as one JSON document."""
 
@@ -295,7 +314,7 @@ class ReportCommand:
 
 
 def run_report(args: ReportCommand) -> int:
-    """Write the report and say what is in it."""
+    """Write the report and print a summary."""
     story, out = write_report(args)
     _print_report(story, out, args)
     return 0
@@ -401,7 +420,8 @@ def _format_markdown(story: Report) -> str:
     of = story.results
     place = f"In the paper: {escape_markdown('; '.join(of.data.paper_tables))}.\n\n" if of.data.paper_tables else ""
     results = render_markdown_table(of) if any(row.finished_runs for row in of.rows) else _format_unevaluated(of)
-    evaluations = f"{render_balls_markdown(of.rows)}{render_evaluations_markdown(of.rows)}"
+    balls, metrics = render_balls_markdown(of.rows), render_metrics_markdown(of.rows)
+    evaluations = f"{balls}{metrics}{render_evaluations_markdown(of.rows)}"
     tables = f"{results}{evaluations}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
     table = f"# {escape_markdown(story.heading)}\n\n{place}{tables}"
     return f"{table}\n## The paper's claims\n\n{render_claims_table(story.claims)}" if story.claims else table

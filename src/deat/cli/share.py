@@ -71,6 +71,8 @@ class PushCommand:
     """The commit's message."""
     revision: OptionalStr = None
     """The branch to upload to."""
+    replace_card: bool = False
+    """Also replace a README.md that the repository has."""
     epoch: EpochChoice = "best"
     """Which of the run's weights."""
 
@@ -88,6 +90,7 @@ class PushCommand:
             license=self.license,
             message=self.message,
             revision=self.revision,
+            replace_card=self.replace_card,
         )
         print(f"uploaded: {address}")
         return 0

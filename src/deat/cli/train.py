@@ -36,6 +36,7 @@ from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
 from deat.runs.initial_scores import InitialScores, score_initial_weights
 from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
+from deat.runs.plan import estimate_run_cost
 from deat.runs.request import Request, Run, resolve_request
 from deat.runs.run_dir import (
     LOGS_FOLDER,
@@ -56,7 +57,7 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import format_threat
 from deat.training.callbacks import CallbackLike
 from deat.training.config import TrainConfig
-from deat.training.cost_estimate import CostEstimate, estimate_cost
+from deat.training.cost_estimate import CostEstimate
 from deat.training.epoch_format import EpochPrinter, format_epoch
 from deat.training.messages import collect_start_notes, describe_resume_position, format_command
 from deat.training.train_result import TrainResult
@@ -65,7 +66,7 @@ from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
-from deat.utils.text import format_duration, ignore_message, make_printable
+from deat.utils.text import format_duration_range, ignore_message, make_printable
 from deat.utils.user_paths import expand_path
 
 
@@ -84,7 +85,7 @@ class TrainingDisplay:
 
 
 def describe_run(run: Run, trainer: Trainer) -> str:
-    """A run in a few lines: what is trained how, on which images, and which weights it starts from."""
+    """Describe a run in a few lines: the method, the network, the images and the initial weights."""
     method, data, model = map(make_printable, (run.method.name, run.splits.name, run.model_name))
     engine = trainer.engine
     return (
@@ -95,23 +96,23 @@ def describe_run(run: Run, trainer: Trainer) -> str:
 
 
 def _describe_method(run: Run) -> str:
-    """What the method does in one line, where it says so."""
+    """The summary of the method as a line; empty without one."""
     return make_printable(f"{run.method.name}: {run.method.summary}") + "\n" if run.method.summary else ""
 
 
 def _describe_init(run: Run) -> str:
-    """The weights that are fine-tuned, where there are any, and the learning rate that this takes."""
+    """The initial weights and the learning rate of fine-tuning; empty without initial weights."""
     if not run.start:
         return ""
     lr = run.config.lr or run.default_lr
     return (
-        f"\nstarting from {make_printable(run.start)} with a learning rate of {lr:g}, where training from nothing takes "
+        f"\nstarting from {make_printable(run.start)} with a learning rate of {lr:g}, where training from random weights takes "
         f"{run.default_lr:g}; --lr sets another"
     )
 
 
 def _describe_images(run: Run) -> str:
-    """What the images are, and what is done to them on their way into the network."""
+    """The images, their normalisation and their augmentation."""
     shape = "x".join(map(str, run.splits.train.shape))
     normalised = f"normalised by {run.statistics.describe()}" if run.statistics else "not normalised"
     done = [normalised, *_describe_augmentation(run)]
@@ -123,7 +124,7 @@ def _describe_images(run: Run) -> str:
 
 
 def _describe_task(run: Run) -> str:
-    """How many classes there are, or what else is to be answered."""
+    """The number of classes or other outputs, and the task if it is not classification."""
     count, noun = run.splits.train.num_classes, run.task.outputs_noun
     counted = f"{count} {noun if count != 1 else noun.removesuffix('s')}"
     return counted if run.task == CLASSIFICATION else f"{counted}, task {run.task}"
@@ -162,10 +163,13 @@ def print_plan(estimate: CostEstimate, as_json: bool, distributed: Distributed) 
     if as_json:
         print(json.dumps(asdict(estimate)))
         return 0
-    (few, many), (quick, slow) = estimate.backprops, estimate.seconds
+    few, many = estimate.backprops
+    parts = ", ".join(f"{name} {format_duration_range(seconds)}" for name, seconds in estimate.parts.items())
     print(f"backprops  {few:,}" + ("" if few == many else f" to {many:,}, depending on what training shows"))
-    print(f"time       {format_duration(quick)}" + ("" if few == many else f" to {format_duration(slow)}"), end="")
-    print(f", at {estimate.seconds_per_backprop * 1000:.1f} ms a backprop, validation aside")
+    print(f"time       {format_duration_range(estimate.seconds)}: {parts}")
+    print(
+        f"           {estimate.seconds_per_backprop * 1000:.1f} ms a backprop; the start of the program is not included"
+    )
     print(f"memory     {estimate.memory / 2**30:.2f} GiB at the peak")
     print("a dry run: no run was created")
     return 0
@@ -173,7 +177,7 @@ def print_plan(estimate: CostEstimate, as_json: bool, distributed: Distributed) 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The flags that do not change what is trained: the folder, what is scored, and how it is shown."""
+    """The flags that do not change the training: its folder, its scores and its output."""
 
     out: str | None = None
     overwrite: bool = False
@@ -219,7 +223,7 @@ class TrainSession:
             resume=resume,
             inexact=options.inexact,
             recorded_options=asdict(options.scoring),
-            resume_hint=lambda path: f"saved in {path}. Go on with: {self._format_command('resume')}",
+            resume_hint=lambda path: f"saved in {path}. Resume with: {self._format_command('resume')}",
             notify=self.notify,
         )
         self.training = FolderTraining(lambda: trainer, folder_options, run)
@@ -232,15 +236,15 @@ class TrainSession:
         return self.training.path
 
     def play(self) -> int:
-        """Train, score, write everything down and show it; a signal ends it where it can be resumed."""
+        """Train, score, write the results and print them. A signal ends it so that it can be resumed."""
         with self.training.session():
             if self.trainer.is_finished:
                 scores = self.scorer.read_finished_scores(self.out)
                 if scores is not None:
                     return self._show_finished_run(scores)
-                self.console.print(f"the training in {self.out} is finished; its scores are not, and are made now")
+                self.console.print(f"the training in {self.out} is finished; it is scored now")
             elif self.training.resumed:
-                self.console.print(f"going on with {self.out} at {describe_resume_position(self.trainer)}")
+                self.console.print(f"resuming {self.out} at {describe_resume_position(self.trainer)}")
             self.scorer.check_baseline_weights(self.out)
             self._print_description()
             self.phase_timer = PhaseTimer()
@@ -355,7 +359,7 @@ class TrainSession:
                 if self.run.task.is_graded
                 else list_gradient_masking_warnings(scores, self._format_command("evaluate"))
             ):
-                self.console.print(line, soft_wrap=True)  # what is to be copied is on one line
+                self.console.print(line, soft_wrap=True)  # a command to copy is on one line
         elif self.run.splits.test is None:
             self.console.print(
                 make_printable(_explain_missing_scores(self.run.splits.name, self._format_command("evaluate"))),
@@ -432,11 +436,11 @@ class TrainCommand:
     """What labels mean, where the data leaves it open: classification or regression for csv, segmentation:ignore_index=N
     for masks."""
     model: str = "auto"
-    """A name from `deat list models`, timm:NAME, torchvision:NAME or my_file.py:NAME; auto fits the images."""
+    """A name from `deat list models`, timm:NAME, torchvision:NAME, hf:NAME or my_file.py:NAME; auto fits the images."""
     method: str = "m+deat"
     """A name from `deat list methods` (numbers may change, m+, f+, g+ and awp+ compose) or my_file.py:NAME, also m+NAME."""
     epochs: OptionalInt = None
-    """How often the training set is seen (30)."""
+    """Passes over the training set (30)."""
     eps: OptionalFloat = None
     """The threat model's radius in [0, 1] pixels, such as 8/255; each data set has a default."""
     norm: NormChoice = None
@@ -454,7 +458,7 @@ class TrainCommand:
     inexact: bool = False
     """With --resume: resume even if the numbers will differ from those of an uninterrupted run."""
     seed: IntFlag = 0
-    """Where every random draw comes from."""
+    """Seed of all random draws."""
     batch_size: OptionalInt = None
     """Images in a batch (128; digits 64)."""
     lr: OptionalFloat = None
@@ -484,7 +488,8 @@ class TrainCommand:
     random_erasing: FloatFlag = 0.0
     """The share of training images with an erased rectangle, such as 0.25."""
     init: OptionalStr = None
-    """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, or one of `deat export --shard-size`."""
+    """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, one of `deat export --shard-size`, or
+    published ones: timm:NAME, torchvision:NAME or hf:NAME, from the package's cache or with --download."""
     rules: Literal["default", "literal", "released"] = "default"
     """literal: the paper's text; default: that, with longer steps and a largest k in M+; released: the authors' code,
     which made the paper's tables."""
@@ -540,7 +545,7 @@ class TrainCommand:
     """How moves run: graph records them as CUDA graphs, compile compiles them first; auto records on a GPU, and
     compiles where the run is long enough to earn that back."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    """cpu, cuda, cuda:1, ...; auto is the first GPU, or the CPU without one."""
     threads: OptionalInt = None
     """CPU threads; small networks use one by default."""
     deterministic: bool = False
@@ -552,14 +557,14 @@ class TrainCommand:
     log_every: IntFlag = 0
     """Also log the loss of every so many batches; 0 for none."""
     data_root: OptionalStr = None
-    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    """The folder of data sets ($DEAT_DATA, or ~/.cache/deat)."""
     download: bool = False
-    """Fetch the data set by name if it is not on disk."""
+    """Download the data set by its name if it is not on disk."""
     size: OptionalInt = None
     """folder: side to which images are resized and cropped (their own where all have the same, else 224); audio: samples
     of a recording (the median)."""
     dry_run: bool = False
-    """Say what the run would cost in backprops, time and memory, and create nothing."""
+    """Print the cost of the run in backprops, time and memory, and create nothing."""
     json: bool = False
     """Print one JSON document instead of lines."""
 
@@ -592,13 +597,14 @@ def run_training(args: TrainCommand) -> int:
     if options.dry_run:
         if distributed.is_main and not options.json:
             print(describe_run(run, trainer), flush=True)  # before it is tried out, which takes a while
-        return print_plan(estimate_cost(trainer), options.json, distributed)
+        estimate = estimate_run_cost(run, trainer, options.place or Path("runs"), options.scoring)
+        return print_plan(estimate, options.json, distributed)
     resume = ResumePolicy.IF_STARTED if is_run_there else ResumePolicy.NEVER
     return TrainSession(run, options, trainer, resume).play()
 
 
 def _try_read_record(options: TrainOptions) -> RunRecord | None:
-    """The record of the run to resume, where it can be read; its checkpoint has what matters of it too."""
+    """The record of the run to resume; None if it cannot be read, since the checkpoint has its settings too."""
     with suppress(CheckpointError):
         return read_record(options.place or Path())
     return None
@@ -643,29 +649,29 @@ def _select_flags(group: type[FlagGroup], args: TrainCommand) -> FlagGroup:
 
 @dataclass(frozen=True)
 class ResumeCommand:
-    """Go on with a run that was interrupted or killed, to the bytes that an uninterrupted one would have given."""
+    """Resume a run that was interrupted or killed. The result has the bytes of an uninterrupted run."""
 
     is_resumable: ClassVar[bool] = True
 
     run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN_FILE")]
     """The run's folder."""
     method: OptionalStr = None
-    """The run's method again, where it came from a file: my_file.py:NAME."""
+    """The run's method, if it is code in a file: my_file.py:NAME."""
     model: OptionalStr = None
-    """The run's model again, where it came from a file: my_file.py:NAME."""
+    """The run's model, if it is code in a file: my_file.py:NAME."""
     inexact: bool = False
-    """Go on even where the numbers will differ from an uninterrupted run's."""
+    """Resume even if the numbers will differ from those of an uninterrupted run."""
     log: OptionalStr = None
     """Where to log; by default where the run was logged so far."""
     log_every: IntFlag = 0
     """Also log the loss of every so many batches; 0 for none."""
     data_root: OptionalStr = None
-    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    """The folder of data sets ($DEAT_DATA, or ~/.cache/deat)."""
     json: bool = False
     """Print one JSON document instead of lines."""
 
     def run(self) -> int:
-        """Go on."""
+        """Resume the run."""
         return run_resume(self)
 
 
@@ -673,7 +679,7 @@ def run_resume(args: ResumeCommand) -> int:
     """Resolve the recorded request again, and train on from the newest checkpoint."""
     folder = expand_path(args.run_folder)
     if not (folder / RUN_FILE).is_file():
-        more = " Checkpoints of deat.fit are gone on with by the same call of fit." * has_checkpoint(folder)
+        more = " The same call of deat.fit resumes from its checkpoints." * has_checkpoint(folder)
         raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.{more}")
     check_no_links(folder)
     check_int("log_every", args.log_every, 0)

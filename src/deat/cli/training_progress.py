@@ -10,11 +10,10 @@ from rich.text import Text
 from deat.training.engine_choice import ENGINE_LABELS
 from deat.training.epoch_format import format_epoch_short, format_magnitude
 from deat.training.epoch_records import EpochStats, EpochTiming
+from deat.training.messages import describe_missing_growth
 from deat.training.trainer import Trainer
-from deat.utils.terminal import format_progress_bar
-from deat.utils.text import format_duration, format_seconds, make_printable
-
-MIN_BACKPROPS_FOR_ESTIMATE = 5
+from deat.training.training_line import TrainingLine
+from deat.utils.text import format_seconds, make_printable
 
 
 class TrainingProgress:
@@ -35,12 +34,10 @@ class TrainingProgress:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.trainer: Trainer | None = None
-        self.start_time, self.backprops_before, self.engine_name = perf_counter(), 0, ""
+        self.line, self.engine_name = TrainingLine(), ""
         self.live = Live(console=console, get_renderable=self.render, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> "TrainingProgress":
-        self.start_time = perf_counter()
         self.live.start()
         return self
 
@@ -55,10 +52,10 @@ class TrainingProgress:
         Args:
             trainer: The trainer to show from now on.
         """
-        if self.trainer is not None:
+        if self.line.trainer is not None:
             self.console.print(f"{make_printable(trainer.method.name)} training, to compare")
-        self.trainer, self.start_time, self.engine_name = trainer, perf_counter(), trainer.engine.name
-        self.backprops_before = trainer.game.cost.backprops  # of an earlier process, whose time is not measured here
+        self.line.show_trainer(trainer)
+        self.engine_name = trainer.engine.name
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Print the epoch's line, and a line each if k or the engine changed.
@@ -72,30 +69,15 @@ class TrainingProgress:
         k = trainer.schedule.budget(trainer.state, trainer.epoch).k
         if k != stats.k and trainer.epoch < trainer.config.epochs:
             self.console.print(f"  epoch {trainer.epoch + 1}: k {stats.k} -> {k}{_explain_k_change(stats)}")
+        if message := describe_missing_growth(trainer):
+            self.console.print(f"  {message}", soft_wrap=True)
         if self.engine_name != trainer.engine.name:
             self.engine_name = trainer.engine.name
-            self.console.print(f"  moves are {ENGINE_LABELS[self.engine_name] or 'eager'} from here on")
+            self.console.print(f"  moves are {ENGINE_LABELS[self.engine_name] or 'eager'} from now on")
 
     def render(self) -> Text:
-        """Return the progress line: method, bar, time left, epoch, k and backprops."""
-        trainer = self.trainer
-        if trainer is None or trainer.epoch >= trainer.config.epochs:
-            return Text("")
-        epochs, backprops = trainer.config.epochs, trainer.game.cost.backprops
-        fraction = (trainer.epoch + trainer.step / len(trainer.train)) / epochs
-        position = f"epoch {trainer.epoch + 1}/{epochs}  k {trainer.budget.k}  {backprops:,} backprops"
-        name, bar = make_printable(trainer.method.name), format_progress_bar(fraction)
-        return Text(f"{name} {bar} {self._time_left(trainer)}  {position}", no_wrap=True, overflow="ellipsis")
-
-    def _time_left(self, trainer: Trainer) -> str:
-        """Estimated time left, assuming that k does not change."""
-        backprops = trainer.game.cost.backprops - self.backprops_before
-        batches_left = len(trainer.train) * (trainer.config.epochs - trainer.epoch) - trainer.step
-        if backprops < MIN_BACKPROPS_FOR_ESTIMATE:
-            return f"{format_duration(None)} left"
-        elapsed = perf_counter() - self.start_time
-        backprops_left = batches_left * trainer.method.play.backprops(trainer.budget)
-        return f"{format_duration(elapsed * backprops_left / backprops)} left"
+        """Return the progress line: method, bar, time left, epoch, batch, k and backprops."""
+        return Text(self.line.format(), no_wrap=True, overflow="ellipsis")
 
 
 def _explain_k_change(stats: EpochStats) -> str:

@@ -41,7 +41,7 @@ class ImportCommand:
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write the network of a run, or of checkpoints of deat.fit, for use without deat, and check what was written."""
+    """Write the network of a run, or of checkpoints of deat.fit, for use without deat, and check the written file."""
 
     is_resumable: ClassVar[bool] = False
 

@@ -4,6 +4,7 @@ Each move costs one backprop. A (`Game.ascend`) computes the gradient by delta a
 computes both gradients in one pass and steps theta. Nothing here reads the device, except for compact attacks.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from deat.core.weight_perturbation import StoredTensors, WeightPerturbation
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor
 from deat.engine.half_precision import LossScaler
-from deat.errors import UsageError
+from deat.errors import DataError, UsageError
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, parse_threat
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
@@ -70,6 +71,8 @@ class Game:
         pixel_scale: The std by which the network normalises its input; used where `probe.space` is "normalised".
         distributed: The processes that share the batches.
         task: What outputs and labels mean; by default the objective's task.
+        check_inputs: Whether batches are checked: on a CPU every one, on a GPU the first one, since reading a GPU waits.
+            A trainer checks its data before.
 
     Attributes:
         meter: The sums of the epoch.
@@ -110,8 +113,9 @@ class Game:
         pixel_scale: Tensor | None = None,
         distributed: Distributed = SINGLE_PROCESS,
         task: Task | None = None,
+        check_inputs: bool = True,
     ) -> None:
-        self.net, self.objective, self.optimizer = net, objective, optimizer
+        self.net, self.objective, self.optimizer, self._checks_inputs = net, objective, optimizer, check_inputs
         self.attack, self.distributed, self.task = attack, distributed, _get_common_task(objective, task)
         self.probe, self.engine = probe or MagnitudeProbe(), engine or Engine()
         device = self.engine.device
@@ -169,7 +173,13 @@ class Game:
 
         Returns:
             The buffers, to be given to the moves. Batches of one shape share them.
+
+        Raises:
+            DataError: A value lies outside the threat model's box, or labels are not those of the task.
         """
+        if self._checks_inputs:
+            self._check_inputs(x, y)
+            self._checks_inputs = x.device.type == "cpu"
         buffers = self._buffers_for(x, y)
         if self.executor.begin_batch(buffers.x, self.calls.compile_for):
             self.has_static_gradients = False
@@ -192,6 +202,20 @@ class Game:
         if self.attack.needs_reference and budget.k:
             self._compute_reference_logits(buffers)
         return buffers
+
+    def _check_inputs(self, x: Tensor, y: Tensor) -> None:
+        """Check what would be wrong silently: no ball around a value outside the box lies in the box."""
+        if self.task is not None:
+            self.task.prepare_labels(y)
+        low, high = self.threat.box or (-math.inf, math.inf)
+        if not bool(((x >= low) & (x <= high) & x.isfinite()).all()):
+            least, largest = (float(value) for value in x.aminmax())
+            bounds = f"[{low:g}, {high:g}]" if self.threat.box else "the finite numbers"
+            raise DataError(
+                f"the batch has values from {least:g} to {largest:g}, outside {bounds} of the threat model. Scale the "
+                "inputs, and normalise inside the network; or give the threat model another box, such as "
+                "Linf(0.1, box=None)."
+            )
 
     def _buffers_for(self, x: Tensor, y: Tensor) -> Buffers:
         if x.shape not in self._buffers_by_shape:

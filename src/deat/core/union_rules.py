@@ -173,6 +173,11 @@ def make_union_rule(threat: ThreatModel, device: torch.device, distributed: Dist
     return RULES[threat.rule](threat, device, distributed) if isinstance(threat, Union) else None
 
 
+def describe_rule(name: str) -> str:
+    """Return the first sentence of a rule's docstring."""
+    return (RULES[name].__doc__ or "").split("\n")[0].partition(". ")[0].rstrip(".")
+
+
 def compares_losses(threat: ThreatModel) -> bool:
     """Return whether a step of delta runs the whole network to compare losses."""
     return isinstance(threat, Union) and RULES[threat.rule].compares_losses

@@ -254,6 +254,11 @@ class LoaderSource:
         self.shape = tuple(self._first_batch.x.shape[1:])
         self.num_examples, self._len, self.num_classes, self.batch_size = stats
 
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of one example's label: () for a class number."""
+        return tuple(self._first_batch.y.shape[1:])
+
     @cached_property
     def digest(self) -> str | None:
         """A hash of the first batch's labels, which identifies the data; None for a user's own loader."""

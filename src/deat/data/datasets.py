@@ -11,6 +11,7 @@ from deat.data import digits
 from deat.data.archives import ALL_ARCHIVE_SUFFIXES
 from deat.data.augment import Augment
 from deat.data.channel_stats import ChannelStats, measure_channel_stats
+from deat.data.hugging_face import is_hugging_face, is_hugging_face_dict, read_hugging_face
 from deat.data.image_label_checks import UNIT_BOX, Box
 from deat.data.image_set import ImageSet
 from deat.data.streaming import AnyImageSet
@@ -22,6 +23,8 @@ from deat.utils.notebook_display import render_html
 from deat.utils.numbers import is_int_at_least
 from deat.utils.user_paths import expand_path, find_home
 
+HuggingFaceData = Any
+"""A Dataset or DatasetDict of Hugging Face datasets, which is not imported for its type."""
 _CIFAR10_MEAN_STD = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 _CIFAR100_MEAN_STD = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 _IMAGENET_MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -163,6 +166,13 @@ _DATASETS = (
         "linf 8/255 up to 64 pixels, 4/255 above",
     ),
     DatasetInfo(
+        "webdataset:PATH",
+        "shards of images with class numbers: a folder of .tar files, or a pattern",
+        "any",
+        "any",
+        "as folder:PATH",
+    ),
+    DatasetInfo(
         "audio:PATH",
         "class folders of wav files, mono, cut or padded to --size samples",
         "any",
@@ -197,7 +207,7 @@ def list_datasets() -> tuple[str, ...]:
 
 
 def load_data(
-    spec: str | os.PathLike[str],
+    spec: "str | os.PathLike[str] | HuggingFaceData",
     *,
     root: str | Path | None = None,
     download: bool = False,
@@ -207,6 +217,8 @@ def load_data(
     target: str | None = None,
     task: str | Task | None = None,
     n_train: int | None = None,
+    image: str | None = None,
+    label: str | None = None,
 ) -> DataSplits:
     """Load a data set by its name, or a folder of images, wav files or masks, or a table by its path.
 
@@ -214,7 +226,8 @@ def load_data(
         spec: "digits", "cifar10", "cifar100", or "folder:PATH" for images in class folders, where PATH is a directory,
             a tar or a zip archive. A `pathlib.Path` is a folder, too, and so is the path of an existing one without
             folder:, unless it is one of the names. "audio:PATH" has class folders of wav files, "segmentation:PATH"
-            images and masks, "csv:FILE" a table.
+            images and masks, "csv:FILE" a table, "webdataset:PATH" shards: a folder of tar files or a pattern such as
+            train-{000..099}.tar. Also a Dataset or DatasetDict of Hugging Face datasets.
         root: The folder with data sets, which decoded images are cached in as well. By default the environment variable
             DEAT_DATA, or ~/.cache/deat.
         download: Whether to download CIFAR if it is not in `root`. Nothing else uses the network.
@@ -228,6 +241,8 @@ def load_data(
             table, `deat.tasks.Segmentation(ignore_index=11)` for masks. By default it is found in the data.
         n_train: Number of training images to use, chosen at random so that each class keeps its share. The choice
             depends on no seed, and a smaller number is a part of a larger one. By default all.
+        image: The column of images of a Hugging Face data set, if it has several.
+        label: The column of labels, if it has several or they are plain numbers.
 
     Returns:
         The images by split, with their usual threat model, augmentation and normalisation.
@@ -240,10 +255,23 @@ def load_data(
         >>> photos = deat.load_data("folder:photos.zip", size=64)
         >>> result = deat.fit(model, photos)
     """
-    splits = _load_splits(name_path_kind(spec), root, download, size, cache, fallback_root, target, task)
+    if is_hugging_face(spec) or is_hugging_face_dict(spec):
+        _check_size(size)
+        splits = _make_image_splits("datasets", read_hugging_face(spec, size, image, label))
+    elif image is not None or label is not None:
+        raise UsageError(f"image and label name the columns of a data set of the library datasets, not of {spec!r}.")
+    else:
+        splits = _load_splits(name_path_kind(spec), root, download, size, cache, fallback_root, target, task)
     if n_train is None:
         return splits
     return replace(splits, train=take_train_images(splits.train, n_train), n_train=int(n_train))
+
+
+def adapt_data(data: Any) -> Any:
+    """Convert a data set of Hugging Face, a DatasetDict to a DataSplits and a Dataset to its images; else return it."""
+    if is_hugging_face_dict(data):
+        return load_data(data)
+    return read_hugging_face(data)["train"] if is_hugging_face(data) else data
 
 
 def _load_splits(
@@ -326,12 +354,17 @@ def _load_folder(path: Path, root: Path, size: int | None, cache: bool) -> DataS
     from deat.data import image_folder
 
     splits = image_folder.read_image_folder(path, root / "decoded" if cache else None, size)
+    return _make_image_splits(f"folder:{path.name}", splits)
+
+
+def _make_image_splits(name: str, splits: Mapping[str, AnyImageSet]) -> DataSplits:
+    """A data set of photographs, with the usual threat model and augmentation of their size."""
     train = splits["train"]
     side = train.shape[-1]
     is_small = side <= _MAX_SMALL_SIDE_PIXELS
     mean, std = _published_mean_std(train) or (None, None)
     return DataSplits(
-        anonymize_paths(f"folder:{path.name}"),
+        anonymize_paths(name),
         train,
         splits.get("test"),
         mean=mean,
@@ -342,6 +375,14 @@ def _load_folder(path: Path, root: Path, size: int | None, cache: bool) -> DataS
         stats_from_train=mean is None,
         val=splits.get("val"),
     )
+
+
+def _load_shards(path: Path, size: int | None, target: str | None, task: Task | None) -> DataSplits:
+    from deat.data import shards
+
+    _check_task("webdataset:PATH", task, Classification)
+    _check_size(size)
+    return _make_image_splits(f"webdataset:{path.name}", shards.read_shards(path, size))
 
 
 def _load_audio(path: Path, size: int | None, target: str | None, task: Task | None) -> DataSplits:
@@ -385,7 +426,12 @@ def _make_splits(kind: str, path: Path, splits: Mapping[str, ImageSet], **option
 
 
 _NAMES = ("digits", "cifar10", "cifar100")
-_LOADERS_BY_KIND = {"audio": _load_audio, "segmentation": _load_masks, "csv": _load_table}
+_LOADERS_BY_KIND = {
+    "audio": _load_audio,
+    "segmentation": _load_masks,
+    "csv": _load_table,
+    "webdataset": _load_shards,
+}
 
 
 def _published_mean_std(train: AnyImageSet) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -8,11 +8,15 @@ import urllib.error
 import urllib.request
 from io import BufferedReader
 from pathlib import Path
+from time import monotonic
 from typing import BinaryIO
 
 from deat.errors import DataError
 
 _TIMEOUT_SECONDS = 60.0
+"""How long a download may stand still."""
+_MIN_BYTES_PER_SECOND = 10_000
+"""A download that is slower on average ends: that of 170 MB takes at most five hours."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -61,9 +65,13 @@ def _download_to(url: str, out: BinaryIO, size: int) -> tuple[int, str]:
     digest, count = hashlib.sha256(), 0
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
-            while count <= size and (chunk := response.read(_CHUNK_BYTES)):
+            started = monotonic()
+            while count <= size and (chunk := response.read1(_CHUNK_BYTES)):  # read would wait for the whole chunk
                 digest.update(chunk)
                 count += out.write(chunk)
+                seconds = monotonic() - started
+                if seconds > _TIMEOUT_SECONDS and count < seconds * _MIN_BYTES_PER_SECOND:
+                    raise TimeoutError(f"only {count:,} of {size:,} bytes came in {seconds:.0f} s")
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         raise DataError(f"cannot download {url} ({error}). Check the network, or put the file there.") from None
     return count, digest.hexdigest()

@@ -79,6 +79,30 @@ def read_image_folder(path: Path, cache_dir: Path | None, size: int | None = Non
     return splits
 
 
+def load_or_stream(
+    files: FileCollection, classes: tuple[str, ...], splits: dict[str, FilesAndLabels], size: int | None
+) -> Mapping[str, AnyImageSet]:
+    """Decode all images of a data set if they have one size and fit in memory, or leave them to be streamed.
+
+    Args:
+        files: The image files.
+        classes: Names of the classes.
+        splits: The images of each split.
+        size: Side in pixels that images are resized to. By default images of one size keep it.
+
+    Returns:
+        The images of each split.
+
+    Raises:
+        DataError: If images cannot be read. The message names them.
+    """
+    decoded = decode_splits(files, classes, splits, size)
+    if decoded is not None:
+        return decoded
+    side = size or DEFAULT_SIDE_PIXELS
+    return {name: LazyImages(files, *images, classes, side) for name, images in splits.items()}
+
+
 def _load_cached(cache_dir: Path | None, key: str) -> SplitsAndMessages | None:
     return decoded_cache.load_splits(cache_dir, key) if cache_dir else None
 

@@ -13,6 +13,10 @@ _CHUNK_IMAGES = 1024
 
 _COUNT_FROM_0_HINT = "If your labels count from 1, subtract 1: deat's count from 0."
 _NORMALISED_HINT = "Images are float in [0, 1]; normalise inside the model: deat.fit(..., normalize=(mean, std))."
+_JITTERED_HINT = (
+    "These are close to [0, 1], as after a jitter of colours, added noise or bicubic resizing: end the transform with "
+    "images.clamp(0, 1)."
+)
 _BYTE_RANGE_HINT = "These look like 0-255 floats: divide by 255, or pass uint8, which deat scales itself."
 
 
@@ -116,12 +120,19 @@ def _range_message(index: int, value: float, images: Tensor, box: Box) -> str:
         return f"{noun} {index} holds {value}; every {part} must be {where}. Remove or repair the {noun}."
     if noun == "image" and box == UNIT_BOX:
         least, largest = images.nan_to_num().aminmax()
-        hint = _BYTE_RANGE_HINT if float(least) >= 0 and float(largest) > 2 else _NORMALISED_HINT
+        hint = _choose_range_hint(float(least), float(largest))
         return f"image {index} holds the pixel value {value:.6g}, outside [0, 1]. {hint}"
     return (
         f"{noun} {index} holds the value {value:.6g}, outside {_format_box(box)}, the box of the threat model. Scale the "
         "data, or give the threat the range of the data: threat=deat.Linf(eps, box=(low, high)), or box=None for none."
     )
+
+
+def _choose_range_hint(least: float, largest: float) -> str:
+    """What to do about images that are outside [0, 1]: by their range they are bytes, jittered or normalised."""
+    if least >= 0 and largest > 2:
+        return _BYTE_RANGE_HINT
+    return _JITTERED_HINT if least > -0.5 and largest < 1.5 else _NORMALISED_HINT
 
 
 def text_labels_error(label: str) -> DataError:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -114,6 +115,23 @@ class ImageSet:
 
     def _repr_html_(self) -> str:
         return render_html(repr(self), images=self.pick_examples())
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "ImageSet": ...
+
+    def __getitem__(self, index: int | slice) -> "tuple[Tensor, Any] | ImageSet":
+        """Return an image, float32 in [0, 1], with its label; or for a slice the image set of these.
+
+        Raises:
+            IndexError: If there is no such image.
+        """
+        if isinstance(index, slice):
+            return self.subset(range(len(self))[index])
+        label = self.labels[range(len(self))[index]]
+        return to_unit_range(self.images[index]), label.item() if label.dim() == 0 else label
 
     def pick_examples(self, count: int = 8) -> list[tuple[str, Tensor]]:
         """Return some images for a listing, each with its class.

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from deat.data.augment import Augment, check_augment
 from deat.data.dataloader_source import EpochLoader, LoaderSource, data_type_name, make_epoch_loader
-from deat.data.datasets import DataSplits
+from deat.data.datasets import DataSplits, adapt_data
 from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, text_labels_error, to_dense_tensor
 from deat.data.image_set import ImageSet
 from deat.data.in_memory import InMemorySource
@@ -182,6 +182,7 @@ def as_source(
         >>> for x, y in deat.as_source(digits.train, batch_size=64).epoch(0):
         ...     loss = cross_entropy(model(x), y)
     """
+    data = adapt_data(data)
     check_not_data_name(data)
     _check_not_splits(data)
     check_augment(augment)

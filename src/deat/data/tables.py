@@ -4,6 +4,7 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from deat.data.image_set import ImageSet, split_indices
 from deat.errors import DataError, UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Classification, Regression, Task
+from deat.utils.safe_read import open_plain_file
 
 TEST_SHARE = 0.2
 """The part of a table that becomes the test part, where there is no file of its own for it."""
@@ -83,7 +85,7 @@ def read_table(path: Path, target: str | None, task: Task | None = None) -> Tabl
 
 def _read_csv(file: Path) -> tuple[list[str], list[list[str]]]:
     try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
+        with open_plain_file(file) as binary, TextIOWrapper(binary, "utf-8-sig", newline="") as stream:
             header, *rows = [row for row in csv.reader(stream) if row]
     except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -12,6 +12,7 @@ from torch import Tensor
 from deat.data.folder_layout import infer_layout
 from deat.data.image_set import ImageSet
 from deat.errors import DataError
+from deat.utils.safe_read import open_plain_file
 
 AUDIO_BOX = (-1.0, 1.0)
 """The range of a waveform."""
@@ -64,7 +65,7 @@ def _check_rates(names: Sequence[str], rates: Sequence[int]) -> None:
 def _read_wav(file: Path) -> tuple[Tensor, int]:
     """The samples of a file in [-1, 1], the mean of its channels, and its sampling rate."""
     try:
-        with wave.open(str(file), "rb") as stream:
+        with open_plain_file(file) as binary, wave.open(binary) as stream:
             width, channels, rate = stream.getsampwidth(), stream.getnchannels(), stream.getframerate()
             data = np.frombuffer(stream.readframes(stream.getnframes()), dtype=np.uint8)
     except (wave.Error, EOFError, OSError) as error:

@@ -15,6 +15,7 @@ from deat.data.image_label_checks import describe_labels_out_of_range, describe_
 from deat.errors import CheckpointError, UsageError
 from deat.evaluation.attacks import is_natural
 from deat.evaluation.fast_model import exact_float32
+from deat.evaluation.kept_examples import AdversarialExamples
 from deat.evaluation.results import read_evaluation_json
 from deat.evaluation.verified_attack import AttackLike
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
@@ -45,6 +46,7 @@ class EvaluationRequest:
     distributed: Distributed = SINGLE_PROCESS
     task: Task = CLASSIFICATION
     ball: str = ""
+    examples: AdversarialExamples | None = None
 
     def __post_init__(self) -> None:
         convert_number_fields(self)  # NumPy numbers cannot be written as JSON

@@ -1,17 +1,20 @@
 """`deat.evaluate`: the accuracy of any model under any attacks, with sanity checks, block by block and resumable."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
 
 from deat.data import DataLike, DataSplits, Source, as_source
-from deat.errors import DataError, UsageError
+from deat.data.datasets import adapt_data
+from deat.errors import DataError, UsageError, unknown_name_error
 from deat.evaluation.arguments import (
     EvaluationRequest,
     call_on_one_image,
@@ -25,7 +28,8 @@ from deat.evaluation.arguments import (
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
 from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
 from deat.evaluation.fast_model import choose_engine
-from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter
+from deat.evaluation.kept_examples import AdversarialExamples, check_examples
+from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
 from deat.evaluation.resume_log import (
     FINGERPRINT_IMAGES,
@@ -38,9 +42,12 @@ from deat.evaluation.resume_log import (
 from deat.evaluation.sanity import (
     SANITY_IMAGES,
     Flag,
+    FreshCopies,
     check_after_attacks,
     check_before_attacks,
     check_consistency,
+    check_memory,
+    copy_before_queries,
     estimate_check_passes,
 )
 from deat.evaluation.union import combine_balls
@@ -63,6 +70,21 @@ SaveCallback = Callable[[Evaluation], None]
 """Called with the `Evaluation`, to save it."""
 
 
+RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
+KEYWORD_HINTS = {
+    **dict.fromkeys(("eps", "epsilon", "norm", "radius"), RADIUS_HINT),
+    **dict.fromkeys(
+        ("normalize", "mean", "std"),
+        "Put the normalisation into the model: model = deat.add_normalization(model, mean, std).",
+    ),
+    "device": "The images go where the model is: model.to('cuda').",
+    "batch_size": "How many images are attacked at once is block.",
+    "num_images": "The first so many images are n.",
+    "steps": "The steps are part of the attack's name, such as attacks=['pgd-50'].",
+}
+"""What to use in place of a keyword that evaluate does not have, where its spelling does not tell."""
+
+
 def evaluate(
     model: nn.Module,
     data: DataLike | DataSplits | None,
@@ -82,13 +104,15 @@ def evaluate(
     save: str | Path | SaveCallback | None = None,
     about: Mapping[str, Any] | None = None,
     progress: ProgressCallback | bool = True,
+    examples: AdversarialExamples | None = None,
     on_flag: FlagCallback | None = None,
     distributed: Distributed = SINGLE_PROCESS,
+    **unknown: Never,
 ) -> Evaluation:
     """Measure a model's accuracy without attack, under each attack, and under the worst attack for each image.
 
     The model is checked before the first attack, and every adversarial example is verified. What speaks against the
-    result is in its `flags`. A long evaluation prints its progress to standard error.
+    result is in its `flags`.
 
     Args:
         model: A `torch.nn.Module` that maps float32 images in [0, 1] to logits, or to an object with `logits`. Its mode
@@ -117,8 +141,10 @@ def evaluate(
             It is removed at the end.
         save: The evaluation.json to write, or a function that is called with the `Evaluation` to save it.
         about: JSON values that describe model and data, for evaluation.json.
-        progress: True to print progress lines, False for none, or a function that is called with an
-            `EvaluationProgress`.
+        progress: True to show a bar with the time left on standard error, or in a notebook's cell, and in a pipe a line
+            every ten seconds. False shows nothing. Or a function that is called with an `EvaluationProgress`.
+        examples: An empty `deat.AdversarialExamples`, which then has every adversarial image and the model's answer to
+            it. By default they are not kept.
         on_flag: Called with each flag about the model itself, before the first attack.
         distributed: From `deat.Distributed.initialize()` in processes that torchrun started. They share the blocks,
             and all return the same result; the first one writes files and prints.
@@ -138,17 +164,28 @@ def evaluate(
         >>> evaluation.flags
         []
     """
+    for name in unknown:
+        accepted = inspect.signature(evaluate).parameters.keys() - {"unknown"}
+        hint = KEYWORD_HINTS.get(name, "")
+        raise unknown_name_error("keyword of evaluate", name, accepted, hint, suggests=not hint)
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
+    data = adapt_data(data)
     kind = choose_task(task, data)
     check_task(kind, chosen, cascade)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON
     check_model(model)
     about = {"model": type(model).__name__, "data": _describe_data(data), **check_about(about)}
-    distributed.run_on_main(lambda: check_output_files(resume_log, save))
     radius = parse_threat(
         _default_threat(data) if threat is None else threat, **(data.features if isinstance(data, DataSplits) else {})
     )
+    check_examples(
+        examples,
+        has_resume_log=resume_log is not None,
+        num_processes=distributed.size,
+        num_balls=len(radius.balls),
+    )
+    distributed.run_on_main(lambda: check_output_files(resume_log, save))
     device = device_of(model)
     part = _get_evaluation_part(data)
     source = as_source(part, batch_size=block, device=device, shuffle=False, task=kind, box=radius.box)
@@ -165,13 +202,14 @@ def evaluate(
     )
     passes = request.count_images(source) * sum(map(estimate_passes, chosen)) * len(radius.balls)
     engine = choose_engine(engine, device, passes)
-    request = replace(request, engine=engine, resume_log=resume_log, about=about, distributed=distributed)
+    request = replace(
+        request, examples=examples, engine=engine, resume_log=resume_log, about=about, distributed=distributed
+    )
     runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(radius).items()]
-    if not callable(progress):
-        progress = ProgressPrinter() if progress and distributed.is_main else lambda state: None
     show_flag = _once(on_flag)
-    with use_threads(threads or choose_threads(model)):
-        evaluations, logs = zip(*(run.run(source, progress, show_flag) for run in runs), strict=True)
+    showing = nullcontext(progress) if callable(progress) else showing_progress(progress and distributed.is_main)
+    with showing as on_progress, use_threads(threads or choose_threads(model)):
+        evaluations, logs = zip(*(run.run(source, on_progress, show_flag) for run in runs), strict=True)
     evaluation = combine_balls(evaluations, Union(*radius.balls), chosen) if len(evaluations) > 1 else evaluations[0]
     if save is not None and distributed.is_main:
         save(evaluation) if callable(save) else evaluation.save(save)
@@ -240,7 +278,15 @@ class EvaluationRun:
 
     def _set_request(self, request: EvaluationRequest) -> None:
         self.request = request
-        self.judge = Judge(request.model, request.threat, request.seed, request.precision, request.engine, request.task)
+        self.judge = Judge(
+            request.model,
+            request.threat,
+            request.seed,
+            request.precision,
+            request.engine,
+            request.task,
+            request.examples,
+        )
         self._model_fingerprint = fingerprint_model(request.model)
         self.fingerprint = self._compute_fingerprint()
 
@@ -273,6 +319,8 @@ class EvaluationRun:
             The evaluation, and the resume log, to be deleted once the evaluation is saved.
         """
         num_images = self.request.count_images(source)
+        checks_here = self.request.sanity and self.request.distributed.is_main  # which makes the checks for all
+        copies = copy_before_queries(self.request.model) if checks_here else None
         (first_images, first_labels), blocks = peek_images(
             iter_blocks(source, self.request.block, num_images), FINGERPRINT_IMAGES
         )
@@ -281,11 +329,10 @@ class EvaluationRun:
             self._set_request(replace(self.request, model=LogitsModel(self.request.model)))
         request = self.request
         num_outputs = count_outputs(take_logits(output), source, request.task, first_labels.shape[1:])
-        checks_here = request.sanity and request.distributed.is_main  # the main process makes the checks for all
         sample = sample_images(source, num_images, SANITY_IMAGES, first_images.device) if checks_here else None
 
         started = perf_counter()
-        early_flags = self._check_model(sample, source.num_classes, on_flag)
+        early_flags = self._check_model(sample, source.num_classes, min(request.block, num_images), on_flag)
         check_seconds = perf_counter() - started
 
         log = self._open_resume_log(first_images)
@@ -300,6 +347,7 @@ class EvaluationRun:
 
         started = perf_counter()
         late_flags = self._check_results(evaluation, sample, on_progress, progress)
+        late_flags += self._check_memory(copies, sample, early_flags)
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
@@ -321,9 +369,12 @@ class EvaluationRun:
             ball=self.request.ball,
         )
 
-    def _check_model(self, sample: LabeledImages | None, num_classes: int, on_flag: FlagCallback) -> list[Flag]:
+    def _check_model(
+        self, sample: LabeledImages | None, num_classes: int, batch_size: int, on_flag: FlagCallback
+    ) -> list[Flag]:
         """Flags about the model itself, reported as soon as they are raised."""
-        flags = check_before_attacks(self.request.model, *sample, num_classes, self.request.task) if sample else []
+        request = self.request
+        flags = check_before_attacks(request.model, *sample, num_classes, request.task, batch_size) if sample else []
         for flag in flags:
             on_flag(flag)
         return flags
@@ -348,6 +399,16 @@ class EvaluationRun:
             lambda: on_progress(progress),
             self.request.task,
         )
+
+    def _check_memory(
+        self, copies: FreshCopies | None, sample: LabeledImages | None, early_flags: list[Flag]
+    ) -> list[Flag]:
+        """Flags about answers that depend on earlier questions; random ones always differ."""
+        names = {flag.name for flag in early_flags}
+        if sample is None or copies is None or names & {"randomised", "training_mode", "not_finite"}:
+            return []
+        flag = check_memory(self.judge.model, copies, self.request.threat, *sample, self.request.task)
+        return [flag] if flag else []
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
         """Read the resume log; only the main process has the file."""

@@ -1,13 +1,15 @@
 """The progress of an evaluation, and how long the rest will take, estimated from the passes that attacks make."""
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
+from types import TracebackType
 
 from deat.evaluation.attack_registry import estimate_passes
 from deat.evaluation.attacks import is_natural
 from deat.evaluation.verified_attack import AttackLike, get_stages
-from deat.utils.text import format_duration
+from deat.utils.live_line import is_notebook, is_stderr_redrawable, make_live_display, print_to_stderr
+from deat.utils.text import format_duration, format_progress_bar
 
 FORWARD_ONLY_COST = 0.3
 """The cost of a forward pass alone, as a share of a forward and a backward pass."""
@@ -67,6 +69,7 @@ class EvaluationProgress:
         self.ball = ball
         self.done, self.total, self.name = 0, total, ""
         self.work_done, self.work_left = 0.0, num_images * sum(map(estimate_attack_cost, attacks)) + check_passes
+        self._total_work = self.work_left
         self._check_passes, self._count_passes, self._clock, self._started = check_passes, count_passes, clock, clock()
         self._running_work, self._passes_before = 0.0, 0
 
@@ -100,11 +103,22 @@ class EvaluationProgress:
         return self.name == CHECKS_LABEL
 
     @property
+    def share(self) -> float:
+        """The share of the work that is done, from 0 to 1; what was read from the resume log counts as done."""
+        left = max(0.0, self.work_left - self._running_done)
+        return 1.0 - left / self._total_work if self._total_work else 1.0
+
+    @property
+    def _running_done(self) -> float:
+        """How much of the running attack is done."""
+        if not self._running_work:
+            return 0.0
+        return min(self._count_passes() - self._passes_before, MAX_RUNNING_SHARE * self._running_work)
+
+    @property
     def seconds_left(self) -> float | None:
         """The seconds left, at least one until everything is done; None while too little work is done to tell."""
-        running = 0.0
-        if self._running_work:
-            running = min(self._count_passes() - self._passes_before, MAX_RUNNING_SHARE * self._running_work)
+        running = self._running_done
         done, left = self.work_done + running, self.work_left - running
         if done <= MIN_SHARE_FOR_ESTIMATE * (done + left):
             return None
@@ -139,11 +153,54 @@ class ProgressPrinter:
         self._announced_checks |= progress.is_checking
         if announces_checks or self._clock() - self._last_printed >= LINE_INTERVAL_SECONDS:
             self._last_printed = self._clock()
-            print(f"deat: {format_progress(progress)}", file=sys.stderr, flush=True)
+            print_to_stderr(f"deat: {format_progress(progress)}")
 
 
-def format_progress(progress: EvaluationProgress) -> str:
+class LiveProgress:
+    """A `ProgressCallback` that shows a bar with the time left, which moves while an attack runs.
+
+    Use it as a context manager, on a terminal or in a notebook.
+    """
+
+    def __init__(self) -> None:
+        self._progress: EvaluationProgress | None = None
+        self._display = make_live_display(self._format)
+
+    def __enter__(self) -> "LiveProgress":
+        self._display.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._display.__exit__(kind, error, trace)
+
+    def __call__(self, progress: EvaluationProgress) -> None:
+        """Show this progress from now on."""
+        self._progress = progress
+
+    def _format(self) -> str:
+        return "" if self._progress is None else format_progress(self._progress, with_bar=True)
+
+
+@contextmanager
+def showing_progress(is_wanted: bool) -> Iterator[ProgressCallback]:
+    """Give a callback that shows progress inside a with block: a bar, or lines where nothing can be redrawn.
+
+    Args:
+        is_wanted: Whether to show anything.
+    """
+    if not is_wanted:
+        yield lambda progress: None
+    elif is_notebook() or is_stderr_redrawable():
+        with LiveProgress() as live:
+            yield live
+    else:
+        yield ProgressPrinter()
+
+
+def format_progress(progress: EvaluationProgress, *, with_bar: bool = False) -> str:
     """Return the progress as one line, such as "evaluating  2/6  1:41 left  pgd-20"."""
-    left = format_duration(progress.seconds_left)
+    left, bar = format_duration(progress.seconds_left), f"  {format_progress_bar(progress.share)}" if with_bar else ""
     ball = f"  {progress.ball}" if progress.ball else ""
-    return f"evaluating{ball}  {progress.done}/{progress.total}  {left} left  {progress.name}".rstrip()
+    return f"evaluating{ball}{bar}  {progress.done}/{progress.total}  {left} left  {progress.name}".rstrip()

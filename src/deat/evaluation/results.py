@@ -1,6 +1,7 @@
 """The result of an evaluation, and its file evaluation.json."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import count, groupby
@@ -15,7 +16,9 @@ from deat.evaluation.intervals import bootstrap_intervals, wilson_interval
 from deat.evaluation.sanity import Flag
 from deat.evaluation.verified_attack import BlockResult, combine_worst, sum_counts
 from deat.tasks import Task, build_task
+from deat.utils.checksums import add_checksum, is_unchanged
 from deat.utils.notebook_display import make_data_frame, render_html
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.text import summarize_error
 
@@ -294,7 +297,10 @@ class Evaluation:
         return render_html(f"Evaluation on {examples}", [*checked, *flags], header=header, rows=rows)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of evaluation.json."""
+        """Return the content of evaluation.json, with a checksum of all of it."""
+        return add_checksum(self._content_json())
+
+    def _content_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA_VERSION,
             "images": self.num_images,
@@ -414,7 +420,7 @@ def load_evaluation(path: str | Path) -> Evaluation:
         The evaluation, equal to the one that was saved.
 
     Raises:
-        DataError: There is no such file, or it is no evaluation.json.
+        DataError: There is no such file, or it is no evaluation.json, or it was changed after it was written.
         NewerVersionError: A later version of deat wrote it.
 
     Example:
@@ -422,12 +428,16 @@ def load_evaluation(path: str | Path) -> Evaluation:
         {'natural': 0.98, 'pgd-20': 0.85, 'worst': 0.84}
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(read_plain_text(Path(path)))
         if is_newer_schema(data["schema"]):
             raise NewerVersionError(
                 f"{str(path)!r} has schema {data['schema']!r}; this deat reads up to {SCHEMA_VERSION}. Upgrade deat."
             )
-        return _parse_evaluation(data)
+        if not is_unchanged(data):
+            raise ValueError("its checksum does not match: it was damaged or edited")
+        evaluation = _parse_evaluation(data)
+        _check_accuracies(evaluation, data)
+        return evaluation
     except NewerVersionError:
         raise
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -436,6 +446,25 @@ def load_evaluation(path: str | Path) -> Evaluation:
         raise DataError(
             f"{str(path)!r} is not an evaluation.json that deat wrote ({summarize_error(error)}). Leave it out."
         ) from None
+
+
+def _check_accuracies(evaluation: Evaluation, data: dict[str, Any]) -> None:
+    """Compare the stored accuracies and numbers of images with the verdicts.
+
+    Raises:
+        ValueError: They differ, so that the file contradicts itself.
+    """
+    lengths = {len(result.correct) for result in evaluation.results}
+    if len(lengths) > 1 or lengths - {data.get("images", evaluation.num_images)}:
+        raise ValueError(f"it holds verdicts of {sorted(lengths)} images, and says {data.get('images')}")
+    counted = {name: sum(hits) / max(1, len(hits)) for name, hits in evaluation.verdicts.items()}
+    stored = data.get("metrics") and {name: values[evaluation.metric] for name, values in data["metrics"].items()}
+    for name, share in data.get("accuracy", {}).items():
+        found = (stored or counted).get(name)
+        if found is None or not math.isclose(float(share), found, rel_tol=0, abs_tol=1e-9):
+            is_nan = found is not None and math.isnan(float(share)) and math.isnan(found)
+            if not is_nan:
+                raise ValueError(f"its accuracy under {name} is {share!r}, and its verdicts say {found!r}")
 
 
 def _parse_evaluation(data: Any) -> Evaluation:
@@ -472,7 +501,7 @@ def read_evaluation_json(path: Path) -> dict[str, Any] | None:
         Its content, or None if it is something else, which an evaluation must not replace.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_plain_text(path))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) and {"schema", "accuracy", "attacks"} <= data.keys() else None

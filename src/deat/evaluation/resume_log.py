@@ -24,6 +24,7 @@ from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.verified_attack import AttackLike, BlockResult, get_stages
 from deat.utils.distributed import Distributed
 from deat.utils.locks import lock_with_holder
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import append_text, check_no_symlinks
 from deat.utils.torch_utils import eval_mode
 
@@ -108,7 +109,8 @@ class ResumeLog:
         self._results[block, attack] = images, result
         if self.path is not None:
             line = {"question": self.request_fingerprint, "logits": self.logits, "block": block, "attack": attack}
-            _append_line(self.path, json.dumps({**line, "images": images, **asdict(result)}))
+            entry = {**line, "images": images, **asdict(result)}
+            _append_line(self.path, json.dumps({**entry, "checksum": _compute_checksum(entry)}))
         return True
 
     def sync(self, distributed: Distributed) -> None:
@@ -126,7 +128,7 @@ class ResumeLog:
 
     def _load(self, path: Path) -> None:
         try:
-            *lines, incomplete = path.read_text(encoding="utf-8", errors="replace").split("\n")
+            *lines, incomplete = read_plain_text(path, "replace").split("\n")
         except OSError as error:
             raise CheckpointError(f"cannot read the resume log {str(path)!r}: {error.strerror}.") from None
         if incomplete:
@@ -135,8 +137,9 @@ class ResumeLog:
             if entry.pop("question", None) == self.request_fingerprint and are_close(
                 entry.pop("logits", None), self.logits
             ):
-                key = entry.pop("block"), entry.pop("attack")
-                self._results[key] = entry.pop("images"), BlockResult(**entry)
+                result = _parse_result(entry)
+                if result is not None:
+                    self._results[entry["block"], entry["attack"]] = entry["images"], result
 
 
 def stage_result_name(attack: AttackLike, stage: AttackLike) -> str:
@@ -153,7 +156,7 @@ def read_logged_stages(path: Path) -> list[tuple[str, str]]:
     Returns:
         The names of attack and stage of each result; they are equal for an attack without stages.
     """
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = read_plain_text(path, "replace") if path.is_file() else ""
     names = [
         str(entry["attack"]).rpartition(" ")[0] for entry in map(_parse_line, text.split("\n")) if "attack" in entry
     ]
@@ -241,8 +244,30 @@ def _append_line(path: Path, line: str) -> None:
 
 
 def _parse_line(line: str) -> dict[str, Any]:
+    """The entry of a line; nothing for a damaged one, whose block is then attacked again."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return entry if isinstance(entry, dict) else {}
+    if not isinstance(entry, dict) or entry.get("checksum", checksum := _compute_checksum(entry)) != checksum:
+        return {}
+    return {name: value for name, value in entry.items() if name != "checksum"}
+
+
+def _compute_checksum(entry: dict[str, Any]) -> str:
+    return fingerprint({name: value for name, value in entry.items() if name != "checksum"})[:16]
+
+
+def _parse_result(entry: dict[str, Any]) -> BlockResult | None:
+    """The result in an entry without its question and logits; None if it is not one that deat wrote."""
+    values = {name: value for name, value in entry.items() if name not in ("block", "attack", "images")}
+    kinds = {"correct": list, "invalid": int, "seconds": float, "forwards": int, "backwards": int}
+    optional = {"felled": dict, "scores": list, "statistics": list}
+    is_known = kinds.keys() <= values.keys() <= {*kinds, *optional}
+    has_types = (
+        all(isinstance(value, {**kinds, **optional}[name]) for name, value in values.items()) if is_known else False
+    )
+    has_key = isinstance(entry.get("block"), int) and all(isinstance(entry.get(n), str) for n in ("attack", "images"))
+    if not has_types or not has_key or not all(isinstance(hit, bool) for hit in values["correct"]):
+        return None
+    return BlockResult(**values)

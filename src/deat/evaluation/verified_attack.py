@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from deat.evaluation.attacks import call_attack, exact_outputs, is_natural
 from deat.evaluation.fast_model import CountingModel, FastModel, choose_attack_precision, exact_float32, full_precision
+from deat.evaluation.kept_examples import AdversarialExamples
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.seeding import derive_seed
@@ -153,11 +154,17 @@ class Answers(NamedTuple):
         scores = task.score(outputs, y).double().nan_to_num(nan=-torch.inf)
         return cls(right, task.is_beaten(outputs, y), scores, task.statistics(outputs, y))
 
+    def is_worse(self, index: Tensor, others: "Answers") -> Tensor:
+        """Return which of the others are worse than the answers at `index`; without grades, all."""
+        if self.scores is None or others.scores is None:
+            return torch.ones_like(index, dtype=torch.bool)
+        return others.scores < self.scores[index]
+
     def replace_worse(self, index: Tensor, others: "Answers") -> "Answers":
         """Replace the answers at `index` where the others are worse; without grades, wherever they are."""
         if self.scores is None or others.scores is None or self.statistics is None or others.statistics is None:
             return Answers(self.right.index_put((index,), others.right), self.beaten.index_put((index,), others.beaten))
-        is_worse = others.scores < self.scores[index]
+        is_worse = self.is_worse(index, others)
         index, others = index[is_worse], Answers(*(part[is_worse] for part in others if part is not None))
         pairs = zip(self, others, strict=True)
         return Answers(
@@ -172,6 +179,7 @@ class CleanBlock(NamedTuple):
     y: Tensor
     answers: Answers
     fast_model_agrees: bool
+    outputs: Tensor
 
 
 class Judge:
@@ -188,6 +196,7 @@ class Judge:
         precision: What attacks compute in: "auto", "fp32", "tf32", "bf16" or "fp16".
         engine: How attacks run the model on a GPU: "eager", "graph" or "compile".
         task: What outputs and labels mean.
+        examples: Where to keep the adversarial examples; None for nowhere.
 
     Raises:
         UsageError: The precision is unknown, or needs a CUDA device and the model is on the CPU.
@@ -206,7 +215,9 @@ class Judge:
         precision: str = "fp32",
         engine: str = "graph",
         task: Task = CLASSIFICATION,
+        examples: AdversarialExamples | None = None,
     ) -> None:
+        self.examples = examples
         self.model, self.threat, self.seed, self.task = CountingModel(model), threat, seed, task
         self.precision = choose_attack_precision(precision, device_of(model))
         self.fast_model = None if self.precision == "fp32" else FastModel(model, self.model, self.precision, engine)
@@ -242,9 +253,9 @@ class Judge:
             if survivors is not None:
                 is_one_left = torch.tensor(survivors, device=x.device)
                 attacked = attacked & is_one_left
-            answers, invalid = self._attack_survivors(
-                stage or attack, clean, derive_block_seed(self.seed, attack.name, block_index), attacked
-            )
+            if self.examples is not None and not self.examples.has(attack.name, block_index):
+                self.examples.add(attack.name, block_index, x, clean.outputs)
+            answers, invalid = self._attack_survivors(attack, stage, clean, block_index, attacked)
             correct = (answers.right & is_one_left).tolist()
         forwards, backwards = (after - before for after, before in zip(self.count_passes(), passes_before, strict=True))
         if is_natural(attack):
@@ -269,24 +280,30 @@ class Judge:
         return forwards + self.fast_model.forwards, backwards + self.fast_model.backwards
 
     def _attack_survivors(
-        self, attack: AttackLike, clean: CleanBlock, seed: int, attacked: Tensor
+        self, attack: AttackLike, stage: AttackLike | None, clean: CleanBlock, block_index: int, attacked: Tensor
     ) -> tuple[Answers, int]:
         """The answers of the block with some of its images attacked, and the number of invalid examples."""
         index = attacked.nonzero().squeeze(1)
         if is_natural(attack) or len(index) == 0:
             return clean.answers, 0
         x, y = clean.x[index], clean.y[index]
+        seed = derive_block_seed(self.seed, attack.name, block_index)
         generator = torch.Generator(x.device).manual_seed(seed)
         fast_model = self.fast_model if clean.fast_model_agrees else None
         with full_precision(tf32=fast_model is not None):
             # Copies, because an attack may overwrite its input, and its examples are compared with the original.
             model = fast_model or self.model
-            adv = call_attack(attack, model, x.clone(), y.clone(), self.threat, generator, self.task).detach()
+            adv = call_attack(stage or attack, model, x.clone(), y.clone(), self.threat, generator, self.task).detach()
         self.model.eval()  # the attack may have changed the mode
         if adv.shape != x.shape or adv.dtype != x.dtype:
             return clean.answers, len(index)
         valid = self.threat.contains(x, adv)
-        answers = self._answer(torch.where(broadcast_mask(valid, x), adv, x), y)
+        examples = torch.where(broadcast_mask(valid, x), adv, x)
+        outputs = self._compute_outputs(examples)
+        answers = Answers.of(outputs, y, self.task)
+        if self.examples is not None:
+            is_worse = clean.answers.is_worse(index, answers)
+            self.examples.add(attack.name, block_index, examples[is_worse], outputs[is_worse], index[is_worse])
         return clean.answers.replace_worse(index, answers), int((~valid).sum())
 
     def _evaluate_clean(self, x: Tensor, y: Tensor) -> CleanBlock:
@@ -294,13 +311,14 @@ class Judge:
         last = self._last_clean_block
         if last is not None and last.x is x and last.y is y:
             return last
-        answers = self._answer(x, y)
+        outputs = self._compute_outputs(x)
+        answers = Answers.of(outputs, y, self.task)
         agrees = self.fast_model is not None and self.fast_model.matches_exact(x[:AGREEMENT_IMAGES])
-        self._last_clean_block = CleanBlock(x, y, answers, agrees)
+        self._last_clean_block = CleanBlock(x, y, answers, agrees, outputs)
         return self._last_clean_block
 
-    def _answer(self, x: Tensor, y: Tensor) -> Answers:
-        return Answers.of(exact_outputs(self.fast_model or self.model, x), y, self.task)
+    def _compute_outputs(self, x: Tensor) -> Tensor:
+        return exact_outputs(self.fast_model or self.model, x)
 
 
 def derive_block_seed(seed: int, attack_name: str, block_index: int) -> int:

@@ -117,6 +117,7 @@ def push_to_hub(
     license: str | None = None,
     message: str | None = None,
     revision: str | None = None,
+    replace_card: bool = False,
 ) -> str:
     """Upload a run to a repository of the Hugging Face Hub, which is created if it does not exist.
 
@@ -128,6 +129,7 @@ def push_to_hub(
         license: The licence of the model for the card, such as "mit".
         message: The commit's message.
         revision: The branch to upload to.
+        replace_card: Also replace a README.md that the repository has, which somebody may have written.
 
     Returns:
         The address of the commit.
@@ -148,6 +150,8 @@ def push_to_hub(
         with _hub_errors(f"upload to {repo!r}"):
             api = hub.HfApi(library_name="deat", library_version=VERSION)
             api.create_repo(repo, private=private, exist_ok=True)
+            if not replace_card and api.file_exists(repo, CARD_FILE, revision=revision):
+                (folder / CARD_FILE).unlink()
             commit = api.upload_folder(
                 repo_id=repo,
                 folder_path=folder,

@@ -30,9 +30,9 @@ except ImportError:
         raise UsageError("lightning is not installed: pip install 'deat[lightning]'") from None
 
 if TYPE_CHECKING:
-    Base = pl.LightningModule
+    from lightning.pytorch import LightningModule as Base
 else:
-    Base = object
+    Base = object  # so that it also goes before modules of pytorch_lightning
 
 STATE_KEY = "deat"
 

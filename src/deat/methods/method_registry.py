@@ -129,7 +129,7 @@ def get_method(name: str | Method, *, rules: str | RuleSet = "default") -> Metho
         10
     """
     if isinstance(name, Method):
-        return name
+        return _with_summary(name, _own_docstring(name))
     if not isinstance(name, str):
         raise UsageError(f"{name!r} is no method. Give a name, such as m+deat, or a deat.Method.")
     return _build_method(name.strip() if is_file_spec(name) else _normalize_name(name), get_rule_set(rules), name)
@@ -249,7 +249,8 @@ def _build_from_file(spec: str, rules: RuleSet) -> Method:
             return compose(_build_from_file(f"{file}:{name[len(prefix) :]}", rules), rules)
     module = load_module(spec)
     if hasattr(module, name):
-        return _with_summary(_to_method(getattr(module, name), rules, spec), module.__doc__)
+        own = _with_summary(_to_method(getattr(module, name), rules, spec), module.__doc__)
+        return _with_summary(own, _own_docstring(own))
     user_entries = [entry for entry in _METHODS.values() if not str(entry.build.__module__).startswith("deat.")]
     method = _build_registered(_normalize_name(name), rules, user_entries)
     if not method:
@@ -301,6 +302,18 @@ def _call_builder(build: MethodBuilder, rules: RuleSet, parameters: dict[str, in
     takes_rules = "rules" in inspect.signature(build).parameters
     method = build(rules=rules, **parameters) if takes_rules else build(**parameters)
     return _with_summary(method, inspect.getdoc(build)) if isinstance(method, Method) else method
+
+
+def _own_docstring(method: Method) -> str | None:
+    """The docstring of the first part of a method whose class is the user's own; a dataclass without one has none."""
+    kinds = map(type, (method.play, method.schedule, method.objective))
+    docstrings = [
+        doc
+        for kind in kinds
+        if kind.__module__.partition(".")[0] != "deat" and (doc := vars(kind).get("__doc__"))
+        if not doc.startswith(f"{kind.__name__}(")
+    ]
+    return next(iter(docstrings), None)
 
 
 def _with_summary(method: Method, docstring: str | None) -> Method:

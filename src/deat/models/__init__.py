@@ -5,6 +5,7 @@ from deat.models import densenet, imagenet_resnet, other_inputs, preact_resnet, 
 from deat.models.model_registry import build_model, list_model_infos, list_models, register_model
 from deat.models.normalize import Normalize, add_normalization, get_input_std
 from deat.models.output_objects import LogitsModel
+from deat.models.pretrained import fetch_pretrained
 from deat.models.weights import load_weights, save_weights
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Normalize",
     "add_normalization",
     "build_model",
+    "fetch_pretrained",
     "get_input_std",
     "list_model_infos",
     "list_models",

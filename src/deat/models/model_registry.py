@@ -11,6 +11,7 @@ from torch import nn
 
 from deat.errors import UsageError, did_you_mean, unknown_name_error
 from deat.models.normalize import add_normalization, get_input_std
+from deat.models.output_objects import LogitsModel
 from deat.utils.numbers import is_int_at_least
 from deat.utils.plugins import load_plugins
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_object
@@ -20,7 +21,7 @@ ModelBuilder = TypeVar("ModelBuilder", bound=Callable[..., nn.Module])
 Normalization = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation by channel."""
 
-OTHER_SOURCES_HINT = "Also timm:NAME, torchvision:NAME and file.py:NAME."
+OTHER_SOURCES_HINT = "Also timm:NAME, torchvision:NAME, hf:NAME and file.py:NAME."
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def build_model(
     """Build a network with new weights.
 
     Args:
-        name: A registered name, timm:NAME, torchvision:NAME or my_file.py:NAME.
+        name: A registered name, timm:NAME, torchvision:NAME, hf:NAME (a folder or repository of Hugging Face
+            transformers) or my_file.py:NAME. Weights are new; `fetch_pretrained` has those that are published.
         num_classes: Number of classes.
         in_channels: Number of channels of an image.
         image_size: Height and width of an image in pixels.
@@ -244,7 +246,7 @@ def _not_a_model_error(spec: str, value: object) -> UsageError:
 
 
 def _build_from_timm(name: str, sizes: dict[str, int]) -> nn.Module:
-    timm = _import_package("timm")
+    timm = import_package("timm")
     if not timm.is_model(name):
         raise _unknown_model_error("timm", name, timm.list_models())
     options: dict[str, Any] = {"num_classes": sizes["num_classes"], "in_chans": sizes["in_channels"]}
@@ -256,7 +258,7 @@ def _build_from_timm(name: str, sizes: dict[str, int]) -> nn.Module:
 
 
 def _build_from_torchvision(name: str, sizes: dict[str, int]) -> nn.Module:
-    models = _import_package("torchvision").models
+    models = import_package("torchvision").models
     known = models.list_models(module=models)
     if name not in known:
         raise _unknown_model_error("torchvision", name, known)
@@ -270,20 +272,51 @@ def _build_from_torchvision(name: str, sizes: dict[str, int]) -> nn.Module:
     return net
 
 
+def _build_from_transformers(name: str, sizes: dict[str, int]) -> nn.Module:
+    transformers = import_package("transformers")
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            name,
+            num_labels=sizes["num_classes"],
+            num_channels=sizes["in_channels"],
+            image_size=sizes["image_size"],
+            local_files_only=True,
+        )
+    except Exception as error:
+        raise UsageError(
+            f"hf:{name} has no configuration here ({str(error).splitlines()[0]}). Give a folder of save_pretrained, or "
+            f"fetch it once: huggingface-cli download {name}"
+        ) from error
+    net: nn.Module = _call_builder(
+        f"hf:{name}", transformers.AutoModelForImageClassification.from_config, config=config
+    )
+    return LogitsModel(net)
+
+
 _PACKAGE_BUILDERS: dict[str, Callable[[str, dict[str, int]], nn.Module]] = {
     "timm": _build_from_timm,
     "torchvision": _build_from_torchvision,
+    "hf": _build_from_transformers,
 }
+_PACKAGES = {"timm", "torchvision", "transformers"}
 
 
-def _import_package(name: str) -> ModuleType:
-    """Import an optional package, which is slow to import and fails with some builds of torch."""
+def import_package(name: str) -> ModuleType:
+    """Import an optional package, which is slow to import and fails with some builds of torch.
+
+    Args:
+        name: Such as "timm".
+
+    Raises:
+        UsageError: It is not installed, or cannot be imported here.
+    """
     try:
         return importlib.import_module(name)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGE_BUILDERS:
+        if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGES:
+            prefix = "hf" if name == "transformers" else name
             raise UsageError(
-                f"{name}:NAME needs {error.name}, which is not installed: pip install {error.name}"
+                f"{prefix}:NAME needs {error.name}, which is not installed: pip install {error.name}"
             ) from error
         raise UsageError(
             f"{name} is installed but cannot be imported ({type(error).__name__}: {error}): install builds "

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import safetensors
@@ -31,6 +30,7 @@ from deat.utils.safetensors_files import (
     read_tensors,
     tensor_identity,
 )
+from deat.utils.text import quote_for_shell
 
 WEIGHTS_FILES = ("best/model.safetensors", "last/model.safetensors", "model.safetensors", INDEX_FILE_NAME)
 """Files of weights in a folder, in the order of preference."""
@@ -254,7 +254,9 @@ def find_weights_file(path: Path) -> Path:
         file = next((path / name for name in WEIGHTS_FILES if (path / name).is_file()), None)
         if file is None:
             hint = (
-                f". Export those of its checkpoints: deat export {quote(str(path))}" if any(path.glob("ckpt-*")) else ""
+                f". Export those of its checkpoints: deat export {quote_for_shell(str(path))}"
+                if any(path.glob("ckpt-*"))
+                else ""
             )
             raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(WEIGHTS_FILES)}{hint}")
         return file

@@ -99,6 +99,8 @@ def _override_row(row: RecipeRow, values: dict[str, Any]) -> RecipeRow:
         for name, value in values.items()
         if name not in METHOD_SPECIFIC_SETTINGS or _has_setting(row, name, value)
     }
+    if "threat" in accepted:  # it takes the place of the recipe's own
+        accepted = {"norm": None, "eps": None, **accepted}
     request = replace(row.request, **_select_fields(Request, accepted))
     settings = {**row.settings, **_select_fields(TrainConfig, accepted)}
     if "epochs" in accepted and "milestones" not in accepted and row.settings.get("milestones"):

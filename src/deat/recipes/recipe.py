@@ -15,7 +15,7 @@ from deat.evaluation.evaluator import DEFAULT_ATTACKS, DEFAULT_BLOCK_SIZE
 from deat.evaluation.progress import FORWARD_ONLY_COST, estimate_attack_cost
 from deat.methods import get_method
 from deat.methods.configure import configure_method
-from deat.runs.request import Request, Run, resolve_request
+from deat.runs.request import Request, Run, read_requested_threat, resolve_request
 from deat.threat import parse_threat
 from deat.training.config import TrainConfig
 from deat.training.cost_estimate import backprop_bounds
@@ -141,7 +141,7 @@ class RecipeRow:
         """
         config = TrainConfig(**self.settings)
         method = get_method(self.request.method, rules=self.request.rules)
-        threat = parse_threat(f"{self.request.norm or 'linf'}:{self.request.eps or 1.0!r}")
+        threat = read_requested_threat(self.request) or parse_threat(f"{self.request.norm or 'linf'}:1.0")
         configure_method(method, threat, **self.request.method_options).bind(threat, config.epochs)
         return self
 

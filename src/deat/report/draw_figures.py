@@ -133,15 +133,15 @@ def draw_gallery(gallery: Gallery, folder: Path) -> None:
 def _draw_tiles(name: str, tiles: Sequence[Tile], folder: Path, text: str = "") -> None:
     """A row of three pictures for each attacked image, below a text."""
     with _saved_picture(name, folder) as plt:
-        size = (4.6, 1.6 * len(tiles) + 0.2)
-        canvas, axes = plt.subplots(len(tiles), 3, figsize=size, layout="constrained", squeeze=False)
+        columns = max(len(tile.images) for tile in tiles)
+        size = (4.6 * columns / 3, 1.6 * len(tiles) + 0.2)
+        canvas, axes = plt.subplots(len(tiles), columns, figsize=size, layout="constrained", squeeze=False)
         for row, tile in zip(axes, tiles, strict=True):
-            titles = (
-                f"{tile.label}, seen as {tile.natural_prediction}",
-                "perturbation",
-                f"seen as {tile.adversarial_prediction}",
-            )
-            colors = ("black", "black", "black" if tile.is_robust else WRONG_COLOR)
+            before = f"{tile.label}, seen as {tile.natural_prediction}"
+            named = (before, "perturbation", f"seen as {tile.adversarial_prediction}")
+            titles = named if tile.label else tile.captions
+            attacked = "black" if tile.is_robust else WRONG_COLOR
+            colors = ("black", "black", attacked, "black", "black", attacked)[: len(tile.images)]
             for ax, image, title, color in zip(row, tile.images, titles, colors, strict=True):
                 ax.imshow(image, interpolation="nearest")
                 ax.set_axis_off()

@@ -16,6 +16,7 @@ from deat.report.stats import (
     summarize_accuracy,
     summarize_cost,
 )
+from deat.tasks import build_task
 from deat.training.epoch_records import EpochStats, TrainingImages, get_training_images
 from deat.utils.text import format_eps
 
@@ -390,10 +391,11 @@ def _training_images(run: RunResults, epoch: EpochStats) -> TrainingImages:
 
 def _build_training_accuracy_panels(rows: Sequence[ReportRow]) -> list[Panel]:
     """Training accuracy in a panel for each kind of training images."""
+    metric, is_percent = _describe_metric(rows, training=True)
     y_labels: dict[TrainingImages, str] = {
-        "clean": "clean accuracy",
-        "under attack": "accuracy under attack",
-        "random start": "accuracy on noise",
+        "clean": f"clean {metric}",
+        "under attack": f"{metric} under attack",
+        "random start": f"{metric} on noise",
     }
     return [
         build_epoch_panel(
@@ -401,7 +403,7 @@ def _build_training_accuracy_panels(rows: Sequence[ReportRow]) -> list[Panel]:
             f"train ({images})",
             y_label,
             lambda e: e.train_accuracy,
-            percent=True,
+            percent=is_percent,
             name=f"train-{images.replace(' ', '-')}",
             images=images,
         )
@@ -412,24 +414,36 @@ def _build_training_accuracy_panels(rows: Sequence[ReportRow]) -> list[Panel]:
 def _build_validation_accuracy_panels(rows: Sequence[ReportRow]) -> list[Panel]:
     """Accuracy on held-out images: clean, and under the attack of validation."""
     attack = _validation_attack_name(rows)
+    metric, is_percent = _describe_metric(rows)
     return [
         build_epoch_panel(
             rows,
             "held out (clean)",
-            "clean accuracy",
+            f"clean {metric}",
             lambda e: e.val_natural,
-            percent=True,
+            percent=is_percent,
             name="held-out-clean",
         ),
         build_epoch_panel(
             rows,
             f"held out (under {attack})",
-            f"accuracy under {attack}",
+            f"{metric} under {attack}",
             lambda e: e.val_robust,
-            percent=True,
+            percent=is_percent,
             name="held-out-under-attack",
         ),
     ]
+
+
+def _describe_metric(rows: Sequence[ReportRow], training: bool = False) -> tuple[str, bool]:
+    """What the panels of accuracies show, and whether it is in percent; training accuracy is a share for every task."""
+    tasks = {
+        task.name: task for row in rows for run in row.runs if (task := build_task((run.record or {}).get("task")))
+    }
+    graded = [task for task in tasks.values() if task.is_graded]
+    if training or len(graded) != len(tasks) or not graded:
+        return "accuracy", True
+    return " or ".join(task.metric_names[0] for task in graded), all("%" in t.format_metric(0.5) for t in graded)
 
 
 def _validation_title(panels: Sequence[Panel]) -> str:

@@ -19,24 +19,37 @@ class Tile:
         label: Its class.
         natural_prediction: The class that the network predicts for it.
         adversarial_prediction: The class that the network predicts for the attacked image.
-        images: The image, the perturbation (grey is no change) and the attacked image, as bytes (H, W, 3).
+        images: The image, the perturbation (grey is no change) and the attacked image, as bytes (H, W, 3); for masks
+            also the true mask, the predicted one, and the one under attack.
+        is_right: Whether the answers without and under the attack are right; None to compare them with the label.
     """
 
     image_index: int
     label: str
     natural_prediction: str
     adversarial_prediction: str
-    images: tuple[Any, Any, Any]
+    images: tuple[Any, ...]
+    is_right: tuple[bool, bool] | None = None
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """What each picture shows."""
+        name = f"a {self.label}" if self.label else f"test example {self.image_index}"
+        attacked = f"attacked, seen as {self.adversarial_prediction}" if self.label else "attacked"
+        captions = (name, "perturbation", attacked)
+        masks = ("true mask", f"answer: {self.natural_prediction}", f"under attack: {self.adversarial_prediction}")
+        return (captions + masks)[: len(self.images)]
 
     @property
     def is_robust(self) -> bool:
-        """Whether the attacked image is classified correctly."""
-        return self.adversarial_prediction == self.label
+        """Whether the answer for the attacked image is right."""
+        return self.is_right[1] if self.is_right else self.adversarial_prediction == self.label
 
     @property
     def is_fooled(self) -> bool:
-        """Whether the image is classified correctly and the attacked one is not."""
-        return self.natural_prediction == self.label != self.adversarial_prediction
+        """Whether the answer for the image is right, and that for the attacked one is not."""
+        was_right = self.is_right[0] if self.is_right else self.natural_prediction == self.label
+        return was_right and not self.is_robust
 
 
 @dataclass(frozen=True, eq=False)

@@ -253,7 +253,9 @@ def _can_compare_row_pair(row: ReportRow, other: ReportRow) -> bool:
 
 def _can_compare_runs(run: RunResults, other: RunResults) -> bool:
     """Whether two runs' accuracies mean the same: on the same data set, under the same threat model."""
-    threats = [r.evaluation.settings["threat"] for r in (run, other) if r.evaluation]
+    threats = [
+        (r.evaluation.settings["threat"], r.evaluation.settings.get("task")) for r in (run, other) if r.evaluation
+    ]
     return has_same_test_images(run, other) and threats[:1] == threats[1:]
 
 

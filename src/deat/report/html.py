@@ -37,6 +37,11 @@ def render_page(report: Report) -> str:
     )
 
 
+def render_template(name: str, **context: Any) -> str:
+    """Render a whole template of templates/, every text of it escaped."""
+    return _environment().get_template(name).render(**context)
+
+
 def render_section(name: str, context: Any) -> str:
     """Render one part of the page.
 

@@ -12,8 +12,11 @@ from deat.report.significance import SIGNIFICANCE_LEVEL, PairedComparison, find_
 from deat.report.stats import (
     AccuracyCell,
     format_attack_name,
+    format_deviation,
+    format_interval,
     format_mean,
     format_minutes,
+    get_task,
     summarize_accuracy,
     summarize_cost,
 )
@@ -30,7 +33,6 @@ from deat.report.tables import (
     format_seed_count,
 )
 from deat.report.titles import describe_common_setup
-from deat.utils.text import format_percent
 
 LATEX_HEADER_LINES = (
     "% needs \\usepackage{booktabs,xcolor}; last epochs, held-out results and remarks are in table.md and table.csv",
@@ -276,7 +278,7 @@ def _accuracy_columns(results: ResultsTable, notes: TableNotes, *, sd_below: boo
             beside = NOTHING if sd_below else sd
             texts = {"mean": _render_accuracy(cell, beside, row.name in best, row.name in ties, notes)}
             if cell:
-                low, high = f"{100 * cell.low:.1f}", f"{100 * cell.high:.1f}"
+                low, high = format_interval(cell).split(" to ")
                 width = measure_text(f"{low}–{high}", "small")
                 texts["interval"] = LatexText(f"\\deatinterval{{{low}--{high}}}", width)
             if sd_below and sd.latex:
@@ -344,7 +346,7 @@ def _render_value(text: str, *, is_best: bool = False, is_tie: bool = False) -> 
 def _render_sd(cell: AccuracyCell | None) -> LatexText:
     if cell is None or cell.sd is None:
         return NOTHING
-    text = format_percent(cell.sd)
+    text = format_deviation(cell).removeprefix(" ± ")
     return LatexText(f"\\deatsd{{{text}}}", measure_text(f" ±{text}", "small"))
 
 
@@ -486,9 +488,16 @@ def _describe_table(results: ResultsTable) -> str:
         (cell := summarize_accuracy(row, a)) and cell.sd is not None for row in results.rows for a in results.attacks
     )
     mean = ": mean ± standard deviation over seeds" if has_sd else ""
+    tasks = {get_task(row).name: get_task(row) for row in results.rows if row.finished_runs}
+    graded = [task for task in tasks.values() if task.is_graded]
+    values, interval, examples = "Accuracy in percent", "Wilson", "test images"
+    if graded:
+        units = [task.metric_names[0] + (" in percent" if "%" in task.format_metric(0.5) else "") for task in graded]
+        values = ", ".join(([values] if len(graded) < len(tasks) else []) + units)
+        interval, examples = "bootstrap" if len(graded) == len(tasks) else "bootstrap or Wilson", "test examples"
     sentences = [
-        f"Accuracy in percent{f' ({setup})' if setup else ''}{mean}, with the 95 % interval (Wilson) for the choice of "
-        "test images below."
+        f"{values}{f' ({setup})' if setup else ''}{mean}, with the 95 % interval ({interval}) for the choice of {examples} "
+        "below."
         if results.attacks
         else f"Results{f' ({setup})' if setup else ''}.",
         *_describe_emphasis(results),

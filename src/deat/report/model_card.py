@@ -96,7 +96,7 @@ def _strength(evaluation: Evaluation) -> tuple[bool, bool, bool, int, int]:
     """What makes an evaluation say more: attacks at all, all images, AutoAttack, many images, many attacks."""
     attacks = _attacks_of(evaluation)
     complete = not evaluation.settings.get("sample")
-    return bool(attacks), complete, "aa" in attacks, evaluation.num_images, len(attacks)
+    return evaluation.has_worst_case, complete, "aa" in attacks, evaluation.num_images, len(attacks)
 
 
 def _attacks_of(evaluation: Evaluation) -> list[str]:
@@ -120,7 +120,7 @@ def _format_metadata(
     lines += ["model-index:", f"- name: {_yaml(name)}", "  results:"]
     lines += ["  - task:", "      type: image-classification", "    dataset:"]
     lines += [f"      name: {data}", f"      type: {data}", "      split: test", "    metrics:"]
-    for attack, share in _shown_accuracies(evaluation):
+    for attack, share in evaluation.accuracy.items():
         under = "the worst of all attacks" if attack == "worst" else attack
         label = "natural accuracy" if attack == "natural" else f"accuracy under {under}, {threat}"
         label += _sample_text(evaluation)
@@ -130,12 +130,6 @@ def _format_metadata(
 
 def _yaml(text: str) -> str:
     return json.dumps(make_printable(text), ensure_ascii=False)
-
-
-def _shown_accuracies(evaluation: Evaluation) -> list[tuple[str, float]]:
-    """Accuracies by attack; the worst of all attacks only where there is an attack."""
-    has_attack = bool(_attacks_of(evaluation))
-    return [(name, share) for name, share in evaluation.accuracy.items() if name != "worst" or has_attack]
 
 
 def _sample_text(evaluation: Evaluation) -> str:
@@ -155,7 +149,7 @@ def _summarize(record: RunRecord, raw: dict[str, Any], evaluations: Sequence[Eva
         f"on {raw['data']['name']} for {settings['epochs']} epochs to resist "
         f"{_name_perturbations(threat)}. The weights are those of the {epoch} epoch."
     )
-    attacked = [e for e in evaluations if _attacks_of(e)]
+    attacked = [e for e in evaluations if e.has_worst_case]
     if not attacked or evaluations[0].task.is_graded:
         return f"{text} Its robustness was not evaluated." if not attacked else text
     best = attacked[0]
@@ -167,17 +161,17 @@ def _summarize(record: RunRecord, raw: dict[str, Any], evaluations: Sequence[Eva
 
 def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     settings = evaluation.settings
-    about, threat = settings.get("about", {}), settings["threat"]
+    about = settings.get("about", {})
     sample = f" (a sample of {settings['available']:,})" if settings.get("sample") else ""
     weights = f"The {about['epoch']} epoch's weights on" if about.get("epoch") else "On"
     data = f" of {about['data']}" if about.get("data") else ""
     intro = (
         f"{weights} {evaluation.num_images:,} test images{sample}{data}, against "
-        f"{format_threat(threat)}, seed {settings['seed']}:"
+        f"{format_threat(settings['threat'])}, seed {settings['seed']}:"
     )
     is_graded = evaluation.task.is_graded
     rows = []
-    for name, share in _shown_accuracies(evaluation):
+    for name, share in evaluation.accuracy.items():
         low, high = evaluation.intervals[name]
         shown = (
             [f"{share:.4f}", f"{low:.4f} to {high:.4f}"] if is_graded else [f"{share:.2%}", f"{low:.2%} to {high:.2%}"]
@@ -243,13 +237,13 @@ def _list_classes(classes: Sequence[str]) -> str:
 def _list_limits(
     record: RunRecord, raw: dict[str, Any], results: RunResults, evaluations: Sequence[Evaluation]
 ) -> Iterator[str]:
-    threat, attacked = record.threat, [e for e in evaluations if _attacks_of(e)]
+    threat, attacked = record.threat, [e for e in evaluations if e.has_worst_case]
     yield (
         f"The numbers are for {_name_perturbations(threat)}. They say nothing about larger "
         "ones, other norms, or changes such as rotations, blur and other data."
     )
     if not attacked:
-        yield "Robustness was not measured: no evaluation with an attack is in the run's folder."
+        yield "Robustness was not measured: no evaluation with an attack of more than one step is in the run's folder."
     elif not any("aa" in _attacks_of(e) for e in attacked):
         yield "No AutoAttack was run. A stronger attack may find adversarial images where these attacks found none."
     if attacked and attacked[0].settings.get("sample"):

@@ -20,6 +20,7 @@ from deat.report.held_out import (
     list_evaluate_commands,
 )
 from deat.report.load import ReportRow, RunResults
+from deat.report.metric_table import METRICS_NOTE, METRICS_TITLE, list_metric_columns, list_metric_rows
 from deat.report.problems import (
     FLAGGED_MARK,
     UNEVALUATED,
@@ -41,6 +42,7 @@ from deat.report.stats import (
     format_interval,
     format_mean,
     format_minutes,
+    format_value,
     get_mean_accuracy,
     is_robustness,
     summarize_accuracy,
@@ -60,9 +62,10 @@ from deat.report.tables import (
     format_paper_cost,
     format_seed_count,
     list_scored_runs,
+    read_task,
 )
 from deat.report.titles import describe_common_setup
-from deat.utils.text import format_eps, format_percent, make_printable
+from deat.utils.text import format_eps, make_printable
 
 NOT_COMPARABLE_TEXT = (
     "These rows were evaluated on different data sets or under different threat models, so none of them is the best."
@@ -72,6 +75,8 @@ NOT_ATTACKED_TEXT = (
     "No attack of more than one step was tried, so nothing here is a worst case, and no row is called robust. Evaluate "
     "with pgd-20, or with aa for the number to report."
 )
+HASH_SETTINGS = ("digest", "data.digest", "code", "versions", "schedule", "checksum", "best_weights")
+"""Prefixes of settings that are no settings of a reader's: hashes, versions, whole schedules."""
 CLOSE_ACCURACY = 0.01
 """A cheaper row whose accuracy is within this of the best one's is close to it."""
 
@@ -125,6 +130,7 @@ def build_page_context(report: Report) -> dict[str, Any]:
         "table": build_table(results) if any(row.finished_runs for row in rows) else None,
         "held_out": build_held_out(rows),
         "balls": build_balls(rows),
+        "metrics": build_metrics(rows),
         "evaluations": build_evaluations(rows),
         "scores": build_scores(rows),
         "figures": _build_figure_sections(report.figures),
@@ -152,7 +158,9 @@ def build_winner_cards(results: ResultsTable) -> dict[str, Any]:
         clean = max(ranked, key=lambda item: (get_mean_accuracy(item.row, "natural"), -item.backprops))
         if summarize_accuracy(clean.row, "natural") is None:
             return {"cards": [], "note": NOT_ATTACKED_TEXT}
-        clean_text = f"{format_percent(get_mean_accuracy(clean.row, 'natural'))} %; not attacked by more than one step"
+        clean_text = (
+            f"{format_value(get_mean_accuracy(clean.row, 'natural'), clean.row)}; not attacked by more than one step"
+        )
         return {
             "cards": [_build_card("Best on clean images", clean, clean_text, ranked, "natural")],
             "note": NOT_ATTACKED_TEXT,
@@ -160,10 +168,10 @@ def build_winner_cards(results: ResultsTable) -> dict[str, Any]:
     attack_name = "the worst of all attacks" if attack == "worst" else format_attack_name(attack)
     best = max(ranked, key=lambda item: (item.accuracy, -item.backprops))
     clean = max(ranked, key=lambda item: (get_mean_accuracy(item.row, "natural"), -item.backprops))
-    best_text = f"{format_percent(best.accuracy)} % for {best.backprops:,.0f} backprops"
+    best_text = f"{format_value(best.accuracy, best.row)} for {best.backprops:,.0f} backprops"
     clean_text = (
-        f"{format_percent(get_mean_accuracy(clean.row, 'natural'))} %; "
-        f"{format_percent(clean.accuracy)} % under {attack_name}"
+        f"{format_value(get_mean_accuracy(clean.row, 'natural'), clean.row)}; "
+        f"{format_value(clean.accuracy, clean.row)} under {attack_name}"
     )
     cards = [
         _build_card(f"Most robust under {attack_name}", best, best_text, ranked, attack),
@@ -268,7 +276,11 @@ def build_scores(rows: Sequence[ReportRow]) -> list[dict[str, Any]]:
     for row, run in list_scored_runs(rows):
         attacks = list(run.scores[0].accuracy)
         body = [
-            [*(f"{score.accuracy[attack]:.1%}" for attack in attacks), f"{score.backprops:,}", f"{score.seconds:.1f}"]
+            [
+                *(read_task(run).format_metric(score.accuracy[attack]) for attack in attacks),
+                f"{score.backprops:,}",
+                f"{score.seconds:.1f}",
+            ]
             for score in run.scores
         ]
         tables.append(
@@ -291,6 +303,19 @@ def build_balls(rows: Sequence[ReportRow]) -> dict[str, Any] | None:
         "title": BALLS_TITLE,
         "note": BALLS_NOTE,
         "header": format_ball_header(rows),
+        "rows": [(index, name, cells) for index, (name, *cells) in body],
+    }
+
+
+def build_metrics(rows: Sequence[ReportRow]) -> dict[str, Any] | None:
+    """Build the table of every metric; None if no row's task has several."""
+    body = list_metric_rows(rows)
+    if not body:
+        return None
+    return {
+        "title": METRICS_TITLE,
+        "note": METRICS_NOTE,
+        "header": ["row", "seed", "attack", *list_metric_columns(rows)],
         "rows": [(index, name, cells) for index, (name, *cells) in body],
     }
 
@@ -332,11 +357,11 @@ def build_gallery(gallery: Gallery) -> dict[str, Any] | None:
             "images": list(
                 zip(
                     map(image_to_data_uri, tile.images),
-                    (f"a {tile.label}", "perturbation", f"attacked, seen as {tile.adversarial_prediction}"),
+                    tile.captions,
                     strict=True,
                 )
             ),
-            "label": tile.label,
+            "label": tile.label or tile.captions[0],
             "natural_prediction": tile.natural_prediction,
             "adversarial_prediction": tile.adversarial_prediction,
             "is_robust": tile.is_robust,
@@ -382,7 +407,7 @@ def find_differing_settings(row_names: Sequence[str], records: Sequence[dict[str
         The settings' names.
     """
     names = dict.fromkeys(name for record in records for name in record)
-    names_shown = [n for n in names if not n.startswith(("digest", "data.digest", "code", "versions", "schedule"))]
+    names_shown = [n for n in names if not n.startswith(HASH_SETTINGS)]
     name_by_values = {tuple(row_names): ""}
     for name in sorted(names_shown, key=lambda name: name.startswith("request")):  # resolved settings before requested
         name_by_values.setdefault(tuple(record.get(name, "—") for record in records), name)
@@ -437,7 +462,7 @@ def _build_cheaper_card(ranked: Sequence[RankedRow], best: RankedRow, attack: st
     chosen = min(close, key=lambda item: item.backprops) if close else max(cheaper, key=lambda item: item.accuracy)
     title = "Cheapest within a point of it" if close else "Most robust of those that cost less"
     share = f"{100 * chosen.backprops / best.backprops:.0f} % of the backprops"
-    text = f"{format_percent(chosen.accuracy)} % for {share}"
+    text = f"{format_value(chosen.accuracy, chosen.row)} for {share}"
     yield _build_card(title, chosen, text, [] if close else cheaper, attack)
 
 
@@ -618,7 +643,7 @@ def _row_data(results: ResultsTable, row: ReportRow) -> dict[str, Any]:
         "name": make_printable(row.name),
         "accuracy": {attack: _accuracy_data(cell) for attack, cell in cells.items() if cell},
         "said": {"backprops": f"{cost.backprops:,.0f}", "minutes": format_minutes(cost)} if cost else {},
-        "seeds": [_seed_data(results, run) for run in row.finished_runs] if len(row.finished_runs) > 1 else [],
+        "seeds": [_seed_data(results, row, run) for run in row.finished_runs] if len(row.finished_runs) > 1 else [],
         "backprops": cost.backprops if cost else None,
         "minutes": cost.minutes if cost else None,
         "crowded": row.ran_concurrently,
@@ -632,19 +657,19 @@ def _accuracy_data(cell: AccuracyCell) -> dict[str, Any]:
         "mean": cell.mean,
         "low": cell.low,
         "high": cell.high,
-        "said": f"{format_mean(cell)}{format_deviation(cell)} %",
-        "interval": f"{format_interval(cell)} %",
+        "said": f"{format_mean(cell)}{format_deviation(cell)}{' %' if cell.is_percent else ''}",
+        "interval": f"{format_interval(cell)}{' %' if cell.is_percent else ''}",
         "behind": cell.sample_note,
     }
 
 
-def _seed_data(results: ResultsTable, run: RunResults) -> dict[str, Any]:
+def _seed_data(results: ResultsTable, row: ReportRow, run: RunResults) -> dict[str, Any]:
     """One seed's point."""
     shares = {attack: run.metrics[attack] for attack in results.attacks if attack in run.metrics}
     return {
         "seed": run.seed,
         "accuracy": shares,
-        "said": {attack: f"{format_percent(share)} %" for attack, share in shares.items()},
+        "said": {attack: format_value(share, row) for attack, share in shares.items()},
         "backprops": run.metrics["backprops"],
         "minutes": run.metrics["minutes"] or None,
     }

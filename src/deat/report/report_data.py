@@ -29,6 +29,7 @@ from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.threat import format_threat
 from deat.training.epoch_records import EpochWatch, read_watch
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.checksums import is_unchanged
 from deat.utils.text import make_printable, summarize_error
 from deat.utils.user_paths import expand_path
 
@@ -190,6 +191,7 @@ def _collect_notes(rows: Sequence[ReportRow]) -> Iterator[str]:
     yield from _describe_deviations(rows)
     yield from _describe_repeated_seeds(rows)
     yield from _describe_differences(rows)
+    yield from _describe_changed_records(rows)
     yield from _describe_code_versions(rows)
     yield from _describe_other_test_data(rows)
     yield from _describe_machines(rows)
@@ -231,6 +233,12 @@ def _describe_differences(rows: Sequence[ReportRow]) -> Iterator[str]:
     ):
         if len(values) > 1:
             yield f"Rows differ in their {what} ({', '.join(sorted(values))}), so not all of them can be compared."
+
+
+def _describe_changed_records(rows: Sequence[ReportRow]) -> Iterator[str]:
+    runs = [f"{row.name} seed {run.seed}" for row in rows for run in row.runs if not is_unchanged(run.record or {})]
+    if runs:
+        yield f"run.json was changed after deat wrote it, so the settings may not be those of training: {', '.join(runs)}."
 
 
 def _describe_code_versions(rows: Sequence[ReportRow]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.results import Evaluation
 from deat.runs.saved_run import load_evaluations
 from deat.runs.schema import read_record
-from deat.utils.text import format_eps
+from deat.utils.text import format_eps, quote_for_shell
 from deat.utils.user_code import is_file_spec
 
 THREATS = {
@@ -108,7 +108,7 @@ def make_robustbench_claim(folder: Path, publication: Publication) -> RobustBenc
         listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "it has none"
         raise DataError(
             f"{str(folder)!r} has no evaluation that RobustBench accepts ({listed}). Needed is standard AutoAttack on all "
-            f"{NUM_TEST_IMAGES:,} test images: deat evaluate {folder} --attacks natural,aa"
+            f"{NUM_TEST_IMAGES:,} test images: deat evaluate {quote_for_shell(str(folder))} --attacks natural,aa"
         )
     evaluation = max(usable, key=lambda e: len(e.results))
     if record.request.init and publication.additional_data is None:

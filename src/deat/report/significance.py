@@ -222,6 +222,8 @@ def _count_discordant(run: RunResults, other: RunResults, attack: str) -> tuple[
 
 def _get_verdicts(run: RunResults, attack: str) -> tuple[list[bool], list[int], Any] | None:
     """Each image's verdict and label under an attack, and the settings that a fair comparison must share."""
+    if run.evaluation and run.evaluation.task.is_graded:
+        return None  # images are not right or wrong, so that McNemar's test does not apply
     for evaluation in (run.evaluation, run.extra_evaluations.get("aa") if attack == "aa" else None):
         if evaluation and attack in evaluation.accuracy:
             settings = evaluation.settings

@@ -5,12 +5,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from deat.evaluation.intervals import wilson_interval_of_share
 from deat.evaluation.results import is_real_attack
 from deat.report.evaluations import strength_key
 from deat.report.load import COST_COLUMNS, ReportRow, RunResults, collect_columns
+from deat.tasks import CLASSIFICATION, Task
 from deat.utils.text import format_percent
 
 MIXED_SAMPLES_NOTE = (
@@ -33,6 +35,7 @@ class AccuracyCell:
         images: The smallest number of test images of a seed, which the interval is for.
         images_per_seed: The number of test images of each seed.
         sample_note: Which seeds and images this is from, where they are fewer than in the rest of the row.
+        is_percent: Whether the values are shown in percent. R², for example, is not.
     """
 
     mean: float
@@ -43,6 +46,7 @@ class AccuracyCell:
     images: int
     images_per_seed: tuple[int, ...]
     sample_note: str
+    is_percent: bool = True
 
     def as_json(self) -> dict[str, Any]:
         """Return the accuracy as `deat report --json` prints it."""
@@ -133,9 +137,43 @@ def summarize_accuracy(row: ReportRow, attack: str) -> AccuracyCell | None:
         return None
     images_per_seed = tuple(run.images_by_attack[attack] for run in row.finished_runs if attack in run.metrics)
     images = min(images_per_seed)
-    low, high = wilson_interval_of_share(statistics.mean, images)
+    low, high = _average_bootstrap(row, attack) or wilson_interval_of_share(statistics.mean, images)
     note = _describe_sample(row, attack, images_per_seed)
-    return AccuracyCell(statistics.mean, statistics.sd, low, high, len(images_per_seed), images, images_per_seed, note)
+    return AccuracyCell(
+        statistics.mean,
+        statistics.sd,
+        low,
+        high,
+        len(images_per_seed),
+        images,
+        images_per_seed,
+        note,
+        is_in_percent(row),
+    )
+
+
+def get_task(row: ReportRow) -> Task:
+    """Return what a row's outputs and labels mean, by the evaluation of its first finished run."""
+    return next((run.evaluation.task for run in row.finished_runs if run.evaluation), CLASSIFICATION)
+
+
+def is_in_percent(row: ReportRow) -> bool:
+    """Whether the first metric of a row's task is a share, which is shown in percent."""
+    return get_task(row).format_metric(0.5).endswith("%")
+
+
+def _average_bootstrap(row: ReportRow, attack: str) -> tuple[float, float] | None:
+    """The bootstrap interval of a metric of a whole set, averaged over seeds; None for an accuracy."""
+    if not get_task(row).is_graded:
+        return None
+    pairs = []
+    for run in row.finished_runs:
+        evaluation, name = run.evaluation, attack
+        if attack.startswith("last "):
+            evaluation, name = run.extra_evaluations.get("last"), attack.removeprefix("last ")
+        if evaluation and name in evaluation.intervals:
+            pairs.append(evaluation.intervals[name])
+    return (fmean(low for low, _ in pairs), fmean(high for _, high in pairs)) if pairs else None
 
 
 def summarize_cost(row: ReportRow) -> RowCost | None:
@@ -192,18 +230,27 @@ def format_seeds(seeds: Sequence[int]) -> str:
     return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
 
 
+def format_value(value: float, row: ReportRow) -> str:
+    """Format a value of a row's first metric: a share in percent, with its unit, and any other as it is."""
+    return f"{format_percent(value)} %" if is_in_percent(row) else f"{value:.3f}"
+
+
 def format_mean(cell: AccuracyCell) -> str:
-    """Format a mean accuracy in percent."""
-    return format_percent(cell.mean)
+    """Format a mean accuracy in percent, or another metric as it is."""
+    return format_percent(cell.mean) if cell.is_percent else f"{cell.mean:.3f}"
 
 
 def format_deviation(cell: AccuracyCell) -> str:
     """Format the standard deviation that follows a mean; empty for a single seed."""
-    return "" if cell.sd is None else f" ± {format_percent(cell.sd)}"
+    if cell.sd is None:
+        return ""
+    return f" ± {format_percent(cell.sd)}" if cell.is_percent else f" ± {cell.sd:.3f}"
 
 
 def format_interval(cell: AccuracyCell) -> str:
-    """Format an interval in percent."""
+    """Format an interval, as the mean is formatted."""
+    if not cell.is_percent:
+        return f"{cell.low:.3f} to {cell.high:.3f}"
     return f"{100 * cell.low:.1f} to {100 * cell.high:.1f}"
 
 
@@ -278,6 +325,8 @@ def _describe_worst(run: RunResults) -> tuple[str, str]:
     attacks = ", ".join(map(format_attack_name, names))
     if run.evaluation and not run.evaluation.has_worst_case:
         return "No worst case", f"is shown: no attack of more than one step was tried ({attacks})."
+    if run.evaluation and run.evaluation.task.is_graded:
+        return "worst", f"is computed from each example's worst answer under {attacks}."
     return "worst", f"counts an image as correct only if it is classified correctly under all of {attacks}."
 
 

@@ -24,11 +24,13 @@ from deat.report.stats import (
     format_interval,
     format_mean,
     format_minutes,
+    get_task,
     list_attacks,
     summarize_accuracy,
     summarize_cost,
 )
 from deat.runs.run_report import render_score_table
+from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.utils.text import escape_markdown, format_markdown_table
 
 MISPRINT_MARK = "†"
@@ -85,7 +87,8 @@ def build_results_table(data: ReportData, baseline_name: str | None) -> ResultsT
     """
     rows, attacks, ranking_attack = data.rows, list_attacks(data.rows), choose_ranking_attack(data.rows)
     baseline = data.get_row(baseline_name) if baseline_name else None
-    if not baseline_name and sum(bool(row.finished_runs) for row in rows) > 1:
+    has_tests = not all(get_task(row).is_graded for row in rows if row.finished_runs)
+    if not baseline_name and has_tests and sum(bool(row.finished_runs) for row in rows) > 1:
         baseline = choose_baseline(rows, ranking_attack)
     comparisons = {attack: compare_rows(rows, baseline, attack) for attack in attacks} if baseline else {}
     return ResultsTable(data, attacks, ranking_attack, baseline, comparisons)
@@ -144,10 +147,15 @@ def format_saving(percent: float | None, format_spec: str = ".0f") -> str:
 def render_scores_tables(rows: Sequence[ReportRow]) -> str:
     """Render the tables that `deat train` ended with in Markdown; empty if no run has one to show."""
     parts = [
-        f"{escape_markdown(describe_scores(row, run))}\n\n{render_score_table(run.scores)}\n"
+        f"{escape_markdown(describe_scores(row, run))}\n\n{render_score_table(run.scores, read_task(run))}\n"
         for row, run in list_scored_runs(rows)
     ]
     return "\n".join(["\n## Test scores of deat train\n", *parts]) if parts else ""
+
+
+def read_task(run: RunResults) -> Task:
+    """The task in a run's record."""
+    return build_task((run.record or {}).get("task"))
 
 
 def list_scored_runs(rows: Sequence[ReportRow]) -> list[tuple[ReportRow, RunResults]]:
@@ -176,8 +184,7 @@ def collect_table_notes(results: ResultsTable, interval_place: str = "in bracket
         One sentence or more for each note.
     """
     return [
-        f"Accuracies are in percent: mean ± standard deviation over seeds, and {interval_place} the 95 % interval "
-        "(Wilson) for the choice of test images. A dash means that there is no value.",
+        *_describe_values(results.rows, interval_place),
         *describe_coverage(results.rows),
         *_describe_warm_up(results.rows),
         *_describe_paper_source(results.rows),
@@ -186,6 +193,25 @@ def collect_table_notes(results: ResultsTable, interval_place: str = "in bracket
         *describe_noted_jumps(results.rows),
         *results.data.notes,
     ]
+
+
+def _describe_values(rows: Sequence[ReportRow], interval_place: str) -> list[str]:
+    """What the numbers of the table are, for each task among the rows."""
+    tasks = list({get_task(row).name: get_task(row) for row in rows if row.finished_runs}.values())
+    texts = []
+    for task in tasks or [CLASSIFICATION]:
+        metric = "Accuracies are" if not task.is_graded else f"Values for {task.name} are {task.metric_names[0]}"
+        unit = " in percent" if task.format_metric(0.5).endswith("%") else ""
+        kind = "bootstrap over examples" if task.is_graded else "Wilson"
+        texts.append(
+            f"{metric}{unit}: mean ± standard deviation over seeds, and {interval_place} the 95 % interval ({kind}) for "
+            f"the choice of test {'examples' if task.is_graded else 'images'}. A dash means that there is no value."
+        )
+        if task.is_graded:
+            texts.append(
+                "Rows of this task are not compared by a paired test, which needs answers that are right or wrong."
+            )
+    return texts
 
 
 def format_comparison_header(results: ResultsTable) -> list[str]:

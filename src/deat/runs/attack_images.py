@@ -263,16 +263,19 @@ def _attack_block(
         index = (before == y).nonzero().squeeze(1)
         adv = x.clone()
         fooled = torch.zeros_like(y, dtype=torch.bool)
-        if len(index):
+        generator = torch.Generator(device).manual_seed(derive_block_seed(seed, attack.name, block_index))
+        for ball in threat.balls:  # each ball of a union attacks what those before it did not fool
+            if not len(index):
+                break
             clean, target = x[index], y[index]
-            generator = torch.Generator(device).manual_seed(derive_block_seed(seed, attack.name, block_index))
-            found = call_attack(attack, run.model, clean.clone(), target.clone(), threat, generator, run.task).detach()
+            found = call_attack(attack, run.model, clean.clone(), target.clone(), ball, generator, run.task).detach()
             run.model.eval()  # the attack may have changed the mode
             if found.shape != clean.shape or found.dtype != clean.dtype:
                 raise UsageError(f"{attack.name} returned other tensors than images of shape {tuple(clean.shape)}.")
-            found = torch.where(broadcast_mask(threat.contains(clean, found), clean), found, clean)
-            fooled[index] = _predict(run.model, found) != target
-            adv[index] = round_to_8_bits(clean, found, threat) if rounds else found
+            found = torch.where(broadcast_mask(ball.contains(clean, found), clean), found, clean)
+            fooled[index] |= _predict(run.model, found) != target
+            adv[index] = round_to_8_bits(clean, found, ball) if rounds else found
+            index = index[_predict(run.model, adv[index]) == target]
     return _AttackedBlock(x.cpu(), adv.cpu(), y.tolist(), before.tolist(), (before == y).tolist(), fooled.tolist())
 
 

@@ -16,6 +16,7 @@ from deat.runs.request import Run
 from deat.runs.schema import DAMAGED_RECORD_HINT, RUN_FILE, SCORES_FILE, SUMMARY_FILE, read_run_json
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_json
 from deat.utils.text import make_printable
 
@@ -46,6 +47,13 @@ class ScoreOptions:
 
     test_images: int = 1000
     baseline: str = "auto"
+
+
+def wants_baseline(run: Run, options: ScoreOptions) -> bool:
+    """Whether natural training is scored too, to compare with a run."""
+    if options.baseline != "auto":
+        return options.baseline == "yes"
+    return run.splits.name == "digits" and run.method.name != "natural"
 
 
 class RunScorer:
@@ -98,9 +106,7 @@ class RunScorer:
     @property
     def wants_baseline(self) -> bool:
         """Whether natural training is scored too."""
-        if self.options.baseline != "auto":
-            return self.options.baseline == "yes"
-        return self.run.splits.name == "digits" and self.run.method.name != "natural"
+        return wants_baseline(self.run, self.options)
 
     def check_baseline_weights(self, folder: Path) -> None:
         """Before a training is resumed, check that its baseline can start from the weights that the run began with."""
@@ -135,7 +141,7 @@ def write_scores(folder: Path, scores: Sequence[ModelScore]) -> None:
 
 def read_scores(path: Path) -> list[ModelScore]:
     """scores.json; a ValueError, TypeError or AttributeError for what is not one."""
-    scores = [ModelScore(**score) for score in json.loads(path.read_text(encoding="utf-8"))]
+    scores = [ModelScore(**score) for score in json.loads(read_plain_text(path))]
     for s in scores:
         numbers = [s.images, s.backprops, s.seconds, *s.accuracy.values()]
         if s.accuracy.keys() != scores[0].accuracy.keys() or not all(isinstance(n, int | float) for n in numbers):

@@ -3,9 +3,8 @@
 import inspect
 import os
 import signal
-import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -16,17 +15,18 @@ from torch import nn
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN
 from deat.data import Augment, DataLike, DataSplits, Source
 from deat.errors import CheckpointError, Interrupted, UsageError, unknown_name_error
+from deat.evaluation.evaluator import RADIUS_HINT
 from deat.integrations.loggers import Logger, RunLog, get_loggers
 from deat.methods import Method
 from deat.models.model_registry import Normalization
 from deat.models.weights import unwrap_model
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
+from deat.runs.fit_progress import FitProgress
 from deat.runs.run_dir import LOGS_FOLDER, create_unique_folder
 from deat.tasks import Task
 from deat.threat import ThreatModel
 from deat.training.callbacks import CallbackLike, check_callbacks
 from deat.training.config import TrainConfig
-from deat.training.epoch_format import EpochPrinter
 from deat.training.make_trainer import make_trainer
 from deat.training.messages import describe_resume_position, describe_stop_position
 from deat.training.optimizers import OptimizerFactory
@@ -37,13 +37,16 @@ from deat.utils.locks import LOCK_FILE_NAME
 from deat.utils.numbers import check_int
 from deat.utils.signals import raise_keyboard_interrupt, signal_reason
 from deat.utils.text import MessageHandler
+from deat.utils.user_paths import expand_path
 
-RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
 KEYWORD_HINTS = {
     "learning_rate": "The learning rate is lr.",
     "eps": RADIUS_HINT,
     "epsilon": RADIUS_HINT,
     "norm": RADIUS_HINT,
+    "transform": "Crops and flips are augment=deat.Augment(4); a transform of your own is part of your Dataset.",
+    "scheduler": "The learning rate over training is lr_schedule, such as 'cosine'.",
+    "num_workers": "The processes that load data are workers.",
 }
 """What to use in place of a keyword that fit does not have, where its spelling does not tell."""
 NOT_SAVED_HINT = (
@@ -91,7 +94,8 @@ def fit(
             ImageSet. The images of a loader are checked as they first come; it brings its own batches and
             augmentation, and takes neither batch_size nor augment.
         method: A name that `deat list methods` shows, or a Method.
-        threat: Linf(8 / 255), L2, L1, or text such as "l2:0.5"; by default that of the data set, or linf:8/255.
+        threat: Linf(8 / 255), L2, L1, a Union of them, or text such as "l2:0.5" or "linf:8/255+l2:0.5"; by default that
+            of the data set, or linf:8/255.
         task: What outputs and labels mean: "classification", "multilabel", "segmentation", "regression", or a task such
             as tasks.Segmentation(ignore_index=255); by default that of the data, or classification.
         epochs: Number of passes over the training set.
@@ -112,7 +116,9 @@ def fit(
             exactly or not at all. SIGTERM and Ctrl-C save first and raise Interrupted.
         inexact: Resume on another machine, thread count or version too, with other numbers than an uninterrupted
             training.
-        progress: Print a line for each epoch on standard error.
+        progress: Show a line for each epoch on standard error, or in a notebook's cell, and below it on a terminal and
+            in a notebook a bar with the time left. In a pipe, an epoch of more than a minute prints how far it is. False
+            shows nothing.
         distributed: Distributed.initialize() trains with the processes of torchrun.
         **config_fields: Fields of TrainConfig, such as batch_size, seed, lr or lr_schedule.
 
@@ -138,7 +144,7 @@ def fit(
     _check_checkpoint_folder(checkpoints, distributed)
     tools = get_loggers(loggers)
     check_int("log_every", log_every, 0)
-    lines = [EpochPrinter(sys.stderr)] if progress and distributed.is_main else []
+    shown = [FitProgress()] if progress and distributed.is_main else []
     if isinstance(optimizer, str):
         config_fields, optimizer = {**config_fields, "optimizer": optimizer}, None
     trainer = make_trainer(
@@ -151,20 +157,20 @@ def fit(
         optimizer=optimizer,
         normalize=normalize,
         augment=augment,
-        callbacks=[*check_callbacks(callbacks), *lines],
+        callbacks=[*check_callbacks(callbacks), *shown],
         distributed=distributed,
         task=task,
         n_train=n_train,
     )
     _check_batch_size(config_fields.get("batch_size"), trainer.train)
-    _print_messages(lines, trainer.engine_note)
-    notify = partial(_print_messages, lines)
-    with _logging(trainer, tools, checkpoints, log_every, notify if lines else None):
+    _print_messages(shown, trainer.engine_note)
+    notify = partial(_print_messages, shown)
+    with _logging(trainer, tools, checkpoints, log_every, notify if shown else None):
         if checkpoints is None:
-            result = _train_without_checkpoints(trainer)
+            result = _train_without_checkpoints(trainer, shown)
         else:
-            result = _train_with_checkpoints(trainer, Path(checkpoints), inexact=inexact, notify=notify)
-    _print_messages(lines, result.choice.reason, *result.notes)
+            result = _train_with_checkpoints(trainer, expand_path(checkpoints), shown, inexact=inexact, notify=notify)
+    _print_messages(shown, result.choice.reason, *result.notes)
     return result
 
 
@@ -173,7 +179,7 @@ def _check_checkpoint_folder(folder: str | os.PathLike[str] | None, distributed:
     if folder is not None and os.fspath(folder) == "":
         raise UsageError("checkpoints='' names no folder: name one, such as checkpoints='kept'.")
     if folder is not None:
-        distributed.run_on_main(lambda: _check_folder_content(Path(folder)))
+        distributed.run_on_main(lambda: _check_folder_content(expand_path(folder)))
 
 
 def _check_folder_content(path: Path) -> None:
@@ -201,14 +207,16 @@ def _logging(
     folder = create_unique_folder(Path("logs"), name) if checkpoints is None else Path(checkpoints) / LOGS_FOLDER
     log = RunLog(loggers, folder, every=every, name=name, notify=notify)
     trainer.callbacks.append(log)
+    if notify:
+        notify(f"logging to {', '.join(x.name or type(x).__name__ for x in loggers)}; files are in {str(folder)!r}")
     return log
 
 
-def _train_without_checkpoints(trainer: Trainer) -> TrainResult:
+def _train_without_checkpoints(trainer: Trainer, shown: list[FitProgress]) -> TrainResult:
     """Train without a folder. Ctrl-C ends training after the running batch, with what there is by then."""
     try:
         with trainer.interruption.catch_signals(raise_keyboard_interrupt):
-            return trainer.fit()
+            return _run(trainer, shown)
     except (Interrupted, KeyboardInterrupt) as error:
         trainer.model.eval()
         position = describe_stop_position(trainer)
@@ -221,7 +229,9 @@ def _train_without_checkpoints(trainer: Trainer) -> TrainResult:
     raise no_result
 
 
-def _train_with_checkpoints(trainer: Trainer, path: Path, *, inexact: bool, notify: MessageHandler) -> TrainResult:
+def _train_with_checkpoints(
+    trainer: Trainer, path: Path, shown: list[FitProgress], *, inexact: bool, notify: MessageHandler
+) -> TrainResult:
     """Train with checkpoints in a folder, resuming from those that are there."""
     options = FolderOptions(
         create_folder=lambda: _create_checkpoint_folder(path),
@@ -234,7 +244,14 @@ def _train_with_checkpoints(trainer: Trainer, path: Path, *, inexact: bool, noti
         if training.resumed and trainer.is_finished:
             notify(f"finished already in {str(path)!r}: nothing is trained")
         elif training.resumed:
-            notify(f"going on in {str(path)!r} at {describe_resume_position(trainer)}")
+            notify(f"resuming in {str(path)!r} at {describe_resume_position(trainer)}")
+        return _run(trainer, shown)
+
+
+def _run(trainer: Trainer, shown: list[FitProgress]) -> TrainResult:
+    with ExitStack() as stack:
+        for progress in shown:
+            stack.enter_context(progress.showing(trainer))
         return trainer.fit()
 
 
@@ -246,10 +263,11 @@ def _create_checkpoint_folder(path: Path) -> Path:
     return path
 
 
-def _print_messages(printers: list[EpochPrinter], *texts: str) -> None:
-    """Say something beside an epoch's lines, where there are any."""
-    for text in filter(None, texts if printers else ()):
-        print(text, file=sys.stderr, flush=True)
+def _print_messages(shown: list[FitProgress], *texts: str) -> None:
+    """Print messages where progress is shown."""
+    for progress in shown:
+        for text in filter(None, texts):
+            progress.print(text)
 
 
 def _make_config(config_fields: dict[str, Any]) -> TrainConfig:
@@ -258,12 +276,13 @@ def _make_config(config_fields: dict[str, Any]) -> TrainConfig:
     for name in config_fields:
         if name not in known:
             accepted = known | inspect.signature(fit).parameters.keys() - {"config_fields"}
-            raise unknown_name_error("keyword of fit", name, accepted, KEYWORD_HINTS.get(name, ""))
+            hint = KEYWORD_HINTS.get(name, "")
+            raise unknown_name_error("keyword of fit", name, accepted, hint, suggests=not hint)
     return TrainConfig(**config_fields)
 
 
 def _check_batch_size(batch_size: int | None, train: Source) -> None:
-    """Refuse a batch size that was asked for where the data comes in batches of another."""
+    """Refuse a batch size if the data comes in batches of another size."""
     if batch_size is not None and batch_size != train.batch_size:
         raise UsageError(
             f"batch_size={batch_size} is not for data that comes in its own batches, here of {train.batch_size}. Leave "

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from deat.checkpoint.store import list_checkpoints
 from deat.data.streaming import AnyImageSet
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.models import load_weights
@@ -19,6 +20,7 @@ from deat.runs.schema import (
     WEIGHTS_FILE,
     EpochChoice,
     RunRecord,
+    read_raw_record,
     read_record,
     recorded_init,
     recorded_init_hash,
@@ -27,9 +29,10 @@ from deat.threat import format_threat
 from deat.training.config import resolve_device
 from deat.training.messages import format_code_flag
 from deat.training.model_checks import hash_weights, read_channel_stats
-from deat.training.result_folder import request_threat
+from deat.training.result_folder import BEST_WEIGHTS_KEY, request_threat
 from deat.training.resume_checks import different_config_error
 from deat.utils.anonymize_paths import anonymize_paths, restore_user_paths
+from deat.utils.safetensors_files import read_weights_hash
 from deat.utils.user_code import is_file_spec
 from deat.utils.user_paths import expand_path
 
@@ -74,7 +77,7 @@ def load_trained_run(
         threat: Norm and radius as one text, in their place, or several of them joined by "+".
         normalize: What goes before the network, where its weights do not say.
         size: The side that images of a folder are resized to.
-        data_root: Where data sets lie.
+        data_root: The folder of data sets.
         device: Where the network runs.
 
     Returns:
@@ -142,9 +145,9 @@ def load_run_to_resume(
 
     Args:
         record: The run's record.
-        method: The method again, where it is code.
-        model: The network again, where it is code.
-        data_root: Where data sets lie, where that has changed.
+        method: The method, if it is code.
+        model: The network, if it is code.
+        data_root: The folder of data sets, if it has changed.
 
     Raises:
         UsageError: The method or the network is code and is not given.
@@ -246,7 +249,23 @@ def find_run_weights(folder: Path, epoch: EpochChoice) -> Path:
         hint = " Only training with --ema (ema=) averages them." if epoch == "averaged" else ""
         others = " or ".join(f"--epoch {which}" for which in ("best", "last") if which != epoch)
         raise CheckpointError(f"{str(folder)!r} has no {epoch} weights.{hint} Try {others}.")
+    if epoch == "best":
+        _check_best_weights(folder, file)
     return file
+
+
+def _check_best_weights(folder: Path, file: Path) -> None:
+    """Refuse weights of another run that were put into best/; older records do not say which are the run's own."""
+    recorded = (read_raw_record(folder) or {}).get(BEST_WEIGHTS_KEY)
+    own = read_weights_hash(file)
+    if recorded is None or own == recorded:
+        return
+    checkpoints = (read_weights_hash(path / WEIGHTS_FILE) for path in list_checkpoints(folder))
+    if own is None or own not in checkpoints:  # a run that was killed may have newer weights than its record names
+        raise CheckpointError(
+            f"{str(file)!r} holds not the weights that this run wrote. Put its own back from a copy; evaluate other "
+            "weights as a file, with --data and --model."
+        )
 
 
 def _confirm_code(what: str, recorded: str, given_spec: str | None) -> str:

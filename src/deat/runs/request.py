@@ -22,6 +22,7 @@ from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.methods.method_registry import find_method_plugin
 from deat.models import add_normalization, build_model, get_input_std
 from deat.models.model_registry import find_model_plugin
+from deat.models.pretrained import fetch_pretrained, is_pretrained_spec
 from deat.radius_checks import check_radius
 from deat.tasks import Segmentation, Task, find_task_plugin
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat
@@ -48,7 +49,7 @@ FINE_TUNING_LR_DIVISOR = 10
 """What the usual learning rate is divided by where training starts from given weights, which it makes forget."""
 
 PREPROCESSING_CHOICES = {"normalize": ("auto", "data", "none"), "augment": ("auto", "none")}
-"""What may stand for what is done to images on their way into the network."""
+"""The accepted values of the settings of preprocessing."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Run:
     goes_on: bool = False
 
     def trainer(self, distributed: Distributed = SINGLE_PROCESS, notify: MessageHandler = ignore_message) -> Trainer:
-        """A trainer on this run's training set, its validation part held out; `notify` shows what is odd about its outputs."""
+        """Make a trainer on this run's training set without its held-out part; `notify` shows problems of the outputs."""
         train, val = self._split_train_val()
         trainer = make_trainer(
             self.model(),
@@ -209,7 +210,7 @@ class Run:
         return OverfitWatch(trainer.val, self.threat, action, seed=self.config.seed, **options)
 
     def test_images(self, max_images: int) -> Source | None:
-        """The first images of the test set, at most so many; None where there are none."""
+        """The first images of the test set, at most `max_images`; None without test images."""
         test = self.splits.test
         if test is None or max_images == 0:
             return None
@@ -258,7 +259,7 @@ class Run:
         return self.request.watch or ("none" if trainer.val is None else "warn")
 
     def _split_train_val(self) -> tuple[Any, Any]:
-        """The training part, and the held-out part where there is one and it is to be used."""
+        """The training part, and the held-out part or None."""
         train, val = self.splits.train, self.dataset_val
         if self.held_out:
             train, val = train.split(self.held_out, self.config.seed)
@@ -303,6 +304,9 @@ def resolve_request(
     for name, known in PREPROCESSING_CHOICES.items():
         if getattr(request, name) not in known:
             raise unknown_name_error(name, getattr(request, name), known)
+    if request.init and is_pretrained_spec(request.init):
+        kept_in = Path(request.data_root).expanduser() / "pretrained" if request.data_root else None
+        request = replace(request, init=str(fetch_pretrained(request.init, kept_in, download=request.download)))
     resolve_device(TrainConfig(**settings).device)
     method = get_method(request.method, rules=request.rules)
     named = read_requested_threat(request)

@@ -35,11 +35,12 @@ from deat.training.epoch_records import (
     write_records,
 )
 from deat.training.messages import format_command
-from deat.training.result_folder import format_weights_note
+from deat.training.result_folder import BEST_WEIGHTS_KEY, format_weights_note, write_run_json
 from deat.training.trainer import Trainer
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
-from deat.utils.safetensors_files import encode_tensors, read_note, read_tensors
+from deat.utils.safetensors_files import encode_tensors, read_note, read_tensors, read_weights_hash
 from deat.utils.text import MessageHandler, summarize_error
 
 FIGURE_NAMES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
@@ -185,10 +186,11 @@ class RunFolder:
         """
         choice = trainer.best.choice.as_json()
         try:
-            record = json.loads((self.path / RUN_FILE).read_text(encoding="utf-8"))
+            record = json.loads(read_plain_text(self.path / RUN_FILE))
             is_behind = trainer.is_finished and CHOICE_KEY in record
             if record.get(CHOICE_KEY) != choice and (is_new or is_behind):
-                write_json(self.path / RUN_FILE, {**record, CHOICE_KEY: choice}, make_folder=False)
+                weights = read_weights_hash(self.path / "best" / WEIGHTS_FILE)
+                write_run_json(self.path, {**record, CHOICE_KEY: choice, BEST_WEIGHTS_KEY: weights})
         except (OSError, ValueError, AttributeError) as error:
             self.notify(f"cannot write the best epoch to {RUN_FILE} ({summarize_error(error)}); training continues")
 

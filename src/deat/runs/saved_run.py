@@ -1,6 +1,7 @@
 """deat.load_run: a run's network, history, settings and evaluations, from its folder."""
 
 import os
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,16 @@ from deat.models.weights import SavedWeights, load_saved_weights, read_weights
 from deat.runs.checkpoint_folder import read_checkpoint_folder
 from deat.runs.load_run import confirm_model, find_run_weights
 from deat.runs.run_dir import has_checkpoint
-from deat.runs.schema import HISTORY_FILE, RUN_FILE, WEIGHTS_FILE, EpochChoice, RunRecord, parse_record, read_record
+from deat.runs.schema import (
+    HISTORY_FILE,
+    RUN_FILE,
+    WEIGHTS_FILE,
+    EpochChoice,
+    RunRecord,
+    describe_record_change,
+    parse_record,
+    read_record,
+)
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, format_threat
 from deat.training.checkpoints import load_checkpoint_weights
@@ -114,6 +124,8 @@ def load_run(
         raise unknown_name_error("epoch", epoch, EPOCHS)
     folder = expand_path(path)
     record, history = _read_records(folder)
+    if changed := describe_record_change(folder):
+        warnings.warn(changed, RuntimeWarning, stacklevel=2)
     saved = read_run_weights(folder, epoch)
     network = _get_network(record, model, saved)
     load_saved_weights(network, saved)

@@ -23,11 +23,13 @@ from deat.training.result_folder import HISTORY_FILE as HISTORY_FILE
 from deat.training.result_folder import RUN_FILE as RUN_FILE
 from deat.training.result_folder import SUMMARY_FILE as SUMMARY_FILE
 from deat.training.result_folder import WEIGHTS_FILE as WEIGHTS_FILE
-from deat.training.result_folder import describe_training
+from deat.training.result_folder import describe_training, write_run_json
 from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
 from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.checksums import is_unchanged
 from deat.utils.numbers import is_int_at_least
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_json
 from deat.utils.text import truncate_text
 from deat.version import get_versions
@@ -94,7 +96,7 @@ def write_run_record(folder: Path, record: dict[str, Any]) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    write_json(folder / RUN_FILE, {**record, "versions": get_versions()}, make_folder=False)
+    write_run_json(folder, {**record, "versions": get_versions()})
 
 
 def read_run_json(folder: Path) -> Any:
@@ -103,10 +105,24 @@ def read_run_json(folder: Path) -> Any:
     Raises:
         OSError, ValueError, RecursionError: The file cannot be read, or is not JSON.
     """
-    record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    record = json.loads(read_plain_text(folder / RUN_FILE))
     if isinstance(record, dict):
         _use_current_rule_set_name(record.get("request"))
     return record
+
+
+def describe_record_change(folder: Path) -> str:
+    """Say that run.json is not as deat wrote it; empty if it is, cannot be read, or is older than its checksum."""
+    try:
+        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    if not isinstance(record, dict) or is_unchanged(record):
+        return ""
+    return (
+        f"{str(folder / RUN_FILE)!r} was changed after deat wrote it: its checksum does not match. The data, the network and "
+        "the threat model are those that it names now."
+    )
 
 
 def _use_current_rule_set_name(settings: Any) -> None:
@@ -337,7 +353,7 @@ def new_bench_row(
 
 
 def new_bench_run(seed: int, folder: str) -> BenchRunEntry:
-    """A run of bench.json that nobody has begun."""
+    """A run of bench.json that was not started."""
     return {"seed": seed, "folder": folder, "status": "waiting", "why": None, "concurrent_jobs": 1, "attempts": 0}
 
 
@@ -353,7 +369,7 @@ def read_bench_record(folder: Path) -> BenchRecord:
         OSError, ValueError, RecursionError: The file cannot be read, or is not JSON.
         KeyError, TypeError: A part is missing, or of another type.
     """
-    bench: BenchRecord = json.loads((folder / BENCH_FILE).read_text(encoding="utf-8"))
+    bench: BenchRecord = json.loads(read_plain_text(folder / BENCH_FILE))
     _check_field_types(bench, {"recipe": str, "settings": dict, "paper": dict, "rows": list})
     for settings in (bench["settings"], bench["settings"].get("set")):
         _use_current_rule_set_name(settings)

@@ -67,6 +67,14 @@ class Classification(Task):
         """Return the share of the most common class."""
         return int(labels.bincount().max()) / len(labels)
 
+    def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
+        """Name the predicted classes; see `Task.describe_answers`."""
+        return [str(classes[index]) for index in as_class_logits(outputs).argmax(1).tolist()]
+
+    def describe_labels(self, y: Tensor, classes: Sequence[str]) -> list[str]:
+        """Name the classes; see `Task.describe_labels`."""
+        return [str(classes[index]) for index in y.tolist()]
+
     def prepare_labels(self, labels: Tensor) -> Tensor:
         """Return class numbers as int64; see `Task.prepare_labels`."""
         labels = labels.long() if labels.dtype == torch.bool else labels

@@ -117,6 +117,15 @@ class MultiLabel(Task):
                 "same number of labels."
             )
 
+    def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
+        """Name the labels that are predicted; see `Task.describe_answers`."""
+        return self.describe_labels(outputs > 0, classes)
+
+    def describe_labels(self, y: Tensor, classes: Sequence[str]) -> list[str]:
+        """Name the labels that are present; see `Task.describe_labels`."""
+        names = [[str(name) for name, hit in zip(classes, row, strict=False) if hit] for row in (y > 0).tolist()]
+        return [", ".join(row) or "none" for row in names]
+
     def count_outputs(self, labels: Tensor) -> int:
         """Return the number of labels."""
         return int(labels.shape[1])

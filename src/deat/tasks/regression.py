@@ -100,6 +100,14 @@ class Regression(Task):
         """Check that targets are finite; see `Task.check_labels`."""
         check_finite_labels(labels, dataset_index)
 
+    def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
+        """Format the numbers; see `Task.describe_answers`."""
+        return [", ".join(f"{value:.3g}" for value in row) for row in rows_of(outputs).tolist()]
+
+    def describe_labels(self, y: Tensor, classes: Sequence[str]) -> list[str]:
+        """Format the targets; see `Task.describe_labels`."""
+        return self.describe_answers(y, y, classes)
+
     def count_outputs(self, labels: Tensor) -> int:
         """Return the number of targets."""
         return 1 if labels.dim() == 1 else int(labels.shape[1])

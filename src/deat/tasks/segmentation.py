@@ -147,6 +147,14 @@ class Segmentation(Task):
         )
         check_class_numbers(self._class_numbers(labels), num_outputs, dataset_index, hint)
 
+    def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
+        """Say how many pixels are right; see `Task.describe_answers`."""
+        return [f"{share:.0%} of pixels right" for share in self.accuracy(outputs, y).tolist()]
+
+    def masks(self, outputs: Tensor) -> Tensor | None:
+        """Return the predicted class of each pixel; see `Task.masks`."""
+        return outputs.argmax(1)
+
     def count_outputs(self, labels: Tensor) -> int:
         """Return one more than the largest class number of a pixel that counts."""
         return max(int(self._class_numbers(labels).max()), 0) + 1 if labels.numel() else 1

@@ -216,6 +216,18 @@ class Task(ABC):
         if labels.is_floating_point():
             check_finite_labels(labels, dataset_index)
 
+    def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
+        """Describe each answer in a few words, for a gallery. Default: its score."""
+        return [f"score {score:.3g}" for score in self.score(outputs, y).tolist()]
+
+    def describe_labels(self, y: Tensor, classes: Sequence[str]) -> list[str]:
+        """Describe each label in a few words, for a gallery. Default: nothing."""
+        return [""] * len(y)
+
+    def masks(self, outputs: Tensor) -> Tensor | None:
+        """Return the class number of each pixel, (B, H, W), for a gallery; None for a task without masks."""
+        return None
+
     def class_labels(self, labels: Tensor) -> list[int]:
         """Return the class of each example, for tables by class; empty for a task without one class each."""
         return []

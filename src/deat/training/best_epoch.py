@@ -128,7 +128,7 @@ class BestChoice:
         most_robust_accuracy: Its accuracy under attack.
         most_robust_natural: Its natural accuracy.
         p_value: Of the paired comparison of the two epochs (exact McNemar test, two-sided); None if they are the same.
-        indistinguishable: The epochs that are not told apart from the most robust one, itself included.
+        indistinguishable: The epochs that are statistically indistinguishable from the most robust one, itself included.
         averaged: Whether the chosen weights are the averaged ones of the epoch.
         most_robust_averaged: Whether those of the most robust epoch are.
         metric: The metric in the place of accuracy, such as mIoU; None for accuracy.
@@ -171,8 +171,8 @@ class BestChoice:
             return f"{best}, by accuracy alone, since there are no verdicts to compare image by image"
         if (self.epoch, self.averaged) == (self.most_robust, self.most_robust_averaged):
             others = len(self.indistinguishable) - 1
-            are = "another is" if others == 1 else f"{others} others are"
-            also = f"; {are} not told apart from it (paired, 95 %)" if others else ""
+            are = "another epoch is" if others == 1 else f"{others} other epochs are"
+            also = f"; {are} statistically indistinguishable from it (paired, 95 %)" if others else ""
             return f"{best}, the highest accuracy under attack{also}"
         assert self.most_robust is not None
         is_tie = self.natural == self.most_robust_natural
@@ -182,7 +182,7 @@ class BestChoice:
         weights = " (averaged weights)" if self.most_robust_averaged else ""
         return (
             f"{best}. Epoch {self.most_robust + 1}{weights} has {_percent(self.most_robust_accuracy)} under attack, but "
-            f"these images do not tell the two apart (paired, p = {self.p_value or 0:.2g}); {decides}"
+            f"the two are statistically indistinguishable (paired, p = {self.p_value or 0:.2g}); {decides}"
         )
 
 

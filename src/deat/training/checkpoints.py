@@ -35,6 +35,7 @@ from deat.training.resume_checks import (
 )
 from deat.training.trainer import Trainer
 from deat.utils.numbers import check_int
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safetensors_files import Tensors, encode_tensors, read_tensors
 from deat.utils.text import MessageHandler
 from deat.version import get_versions
@@ -364,7 +365,7 @@ def _encode_files(state: dict[str, Any], metadata: dict[str, Any]) -> dict[str, 
 
 def _read_state_json(path: Path) -> dict[str, Any]:
     try:
-        metadata = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        metadata = json.loads(read_plain_text(path / "state.json"))
         schema = metadata["schema"]
         is_complete = all(isinstance(metadata[name], dict) for name in ("config", "environment", "state"))
         is_complete &= (

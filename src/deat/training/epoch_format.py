@@ -6,6 +6,7 @@ from typing import TextIO
 from deat.tasks import CLASSIFICATION, Task
 from deat.training.engine_choice import ENGINE_LABELS
 from deat.training.epoch_records import EpochStats, EpochTiming, TrainingImages
+from deat.training.messages import describe_missing_growth
 from deat.training.trainer import Trainer
 from deat.utils.text import format_seconds, make_printable
 
@@ -22,10 +23,16 @@ class EpochPrinter:
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Print the epoch's scores, its seconds of training and in total, and the engine on a GPU."""
-        line = f"{make_printable(trainer.method.name)}  {format_epoch(stats, trainer.config.epochs, trainer.task)}"
-        duration = f"{format_seconds(timing.train_seconds)}s of {format_seconds(timing.seconds)}s"
-        engine = ENGINE_LABELS.get(timing.engine, "")
-        print(f"{line}  {duration}{engine and f' {engine}'}", file=self.file or sys.stdout, flush=True)
+        for line in filter(None, (format_epoch_line(trainer, stats, timing), describe_missing_growth(trainer))):
+            print(line, file=self.file or sys.stdout, flush=True)
+
+
+def format_epoch_line(trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> str:
+    """Format an epoch as one line for pipes and log files: its scores, its seconds of training and in total, the engine."""
+    line = f"{make_printable(trainer.method.name)}  {format_epoch(stats, trainer.config.epochs, trainer.task)}"
+    duration = f"{format_seconds(timing.train_seconds)}s of {format_seconds(timing.seconds)}s"
+    engine = ENGINE_LABELS.get(timing.engine, "")
+    return f"{line}  {duration}{engine and f' {engine}'}"
 
 
 def format_epoch(stats: EpochStats, num_epochs: int, task: Task = CLASSIFICATION) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from deat.errors import DataError
+from deat.utils.safe_read import open_plain_file
 from deat.utils.safe_write import append_text, write_atomic
 from deat.utils.text import summarize_error
 
@@ -240,7 +241,8 @@ def is_valid_json_lines(path: Path) -> bool:
 def has_incomplete_last_line(path: Path) -> bool:
     """Return whether a file ends with an unfinished line."""
     try:
-        data = path.read_bytes()
+        with open_plain_file(path) as file:
+            data = file.read()
     except OSError:
         return False
     return bool(data) and not data.endswith(b"\n")

@@ -6,7 +6,6 @@ from typing import Any
 
 from deat.training.epoch_records import EpochStats
 from deat.utils.notebook_display import make_data_frame, render_html
-from deat.utils.text import format_percent
 
 NUM_SHOWN_EPOCHS = 8
 
@@ -29,7 +28,7 @@ def render_history(title: str, lines: Iterable[str], history: Sequence[EpochStat
         [
             str(stats.epoch + 1),
             str(stats.k),
-            f"{stats.magnitude:.4g}",
+            _format_magnitude(stats.magnitude),
             f"{stats.loss:.3f}",
             *map(_format_share, (stats.train_natural, stats.train_robust, stats.val_natural, stats.val_robust)),
             f"{stats.backprops:,}",
@@ -47,5 +46,9 @@ def render_history(title: str, lines: Iterable[str], history: Sequence[EpochStat
     return render_html(title, [*lines, *more], header=header, rows=rows, curves=curves, curves_title="score by epoch")
 
 
+def _format_magnitude(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
+
+
 def _format_share(share: float | None) -> str:
-    return "" if share is None else format_percent(share)
+    return "" if share is None else f"{share:.1%}"

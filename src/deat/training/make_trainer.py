@@ -10,6 +10,7 @@ from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Sourc
 from deat.data.augment import check_augment
 from deat.data.channel_stats import measure_channel_stats
 from deat.data.dataloader_source import data_type_name
+from deat.data.datasets import adapt_data
 from deat.data.sources import as_image_set
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.arguments import choose_task
@@ -80,6 +81,7 @@ def make_trainer(
     check_model(model)
     check_callbacks(callbacks)
     config = config or TrainConfig()
+    train, val = adapt_data(train), adapt_data(val)
     splits = train if isinstance(train, DataSplits) else None
     features = splits.features if splits else {}
     method, threat = get_method(method), parse_threat(_default_threat(train) if threat is None else threat, **features)

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,9 @@ from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval
 from deat.evaluation.sanity import are_probabilities
-from deat.training.validation import read_labels
 from deat.utils.anonymize_paths import restore_user_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.text import format_eps
+from deat.utils.text import format_eps, quote_for_shell
 from deat.utils.user_code import is_file_spec
 
 if TYPE_CHECKING:
@@ -73,14 +71,30 @@ def collect_start_notes(trainer: "Trainer") -> list[str]:
     ]
 
 
+def describe_missing_growth(trainer: "Trainer") -> str | None:
+    """Say once, while it can still be changed, that k has not grown: after a third of the epochs, but not before the fourth.
+
+    Returns:
+        The message after that epoch; None after the others, or if k grew or does not depend on training.
+    """
+    epochs = trainer.config.epochs
+    if trainer.epoch != max(4, -(-epochs // 3)) or trainer.epoch >= epochs:
+        return None
+    reason = trainer.schedule.explain_no_growth(trainer.state, _epoch_records(trainer))
+    return reason and f"after {trainer.epoch} of {epochs} epochs {reason}"
+
+
+def _epoch_records(trainer: "Trainer") -> list[EpochRecord]:
+    return [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
+
+
 def collect_result_notes(trainer: "Trainer") -> list[str]:
     """Collect remarks on a finished training: best weights at chance, lost natural accuracy, or a k that never grew."""
-    records = [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
     notes = (
         _chance_level_note(trainer),
         _forgetting_note(trainer),
         _missing_verdicts_note(trainer),
-        trainer.schedule.explain_no_growth(trainer.state, records),
+        trainer.schedule.explain_no_growth(trainer.state, _epoch_records(trainer)),
     )
     return [note for note in notes if note]
 
@@ -103,7 +117,7 @@ def _chance_level_note(trainer: "Trainer") -> str | None:
     if validator is None or best.natural is None or bound is None or best.natural > bound:
         return None
     n = validator.source.num_examples
-    if not validator.task.class_labels(read_labels(validator.source)):
+    if not validator.task.class_labels(validator.labels):
         name = validator.task.metric_names[0]
         return (
             f"the best weights (epoch {best.epoch + 1}) are no better than a constant answer: without any attack {name} is "
@@ -231,12 +245,12 @@ def format_command(
     """
     specs = {name: str(request.get(name)) for name in CODE_FLAGS[verb]}
     flags = [format_code_flag(name, spec) for name, spec in specs.items() if is_file_spec(spec)]
-    return " ".join([_launcher_prefix(distributed), verb, shlex.quote(str(folder)), *flags])
+    return " ".join([_launcher_prefix(distributed), verb, quote_for_shell(str(folder)), *flags])
 
 
 def format_code_flag(name: str, spec: str) -> str:
     """Format a flag that names a file of the user's code, from its recorded form."""
-    return f"--{name} {shlex.quote(restore_user_paths(spec))}"
+    return f"--{name} {quote_for_shell(restore_user_paths(spec))}"
 
 
 def describe_stop_position(trainer: "Trainer") -> str:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from deat.data import ImageSet, LazyImages, Source
 from deat.data.channel_stats import ChannelStats
+from deat.data.dataloader_source import LoaderSource
 from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
+from deat.data.sources import stopping_workers
 from deat.errors import DataError, UsageError
 from deat.evaluation.resume_log import fingerprint
 from deat.models import Normalize, get_input_std, load_weights
@@ -79,8 +81,11 @@ def check_trainable(
 
 def label_shape(source: Source) -> tuple[int, ...]:
     """Return the shape of one example's label: () for a class number."""
+    if isinstance(source, LoaderSource):
+        return source.label_shape
     images = getattr(source, "images", None)
-    labels = images.labels if isinstance(images, ImageSet | LazyImages) else next(iter(source.epoch(0)))[1]
+    with stopping_workers(source):
+        labels = images.labels if isinstance(images, ImageSet | LazyImages) else next(iter(source.epoch(0)))[1]
     return tuple(labels.shape[1:])
 
 

@@ -13,8 +13,9 @@ from deat.models.weights import unwrap_model
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.training.epoch_records import write_records
+from deat.utils.checksums import add_checksum
 from deat.utils.safe_write import write_atomic, write_json
-from deat.utils.safetensors_files import Tensors, encode_tensors
+from deat.utils.safetensors_files import Tensors, encode_tensors, read_weights_hash
 from deat.version import get_versions
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ RUN_FILE = "run.json"
 HISTORY_FILE = "history.jsonl"
 SUMMARY_FILE = "report.md"
 WEIGHTS_FILE = "model.safetensors"
+BEST_WEIGHTS_KEY = "best_weights"
+"""The key in run.json of the hash of the best epoch's weights, as their file has it."""
 UNNAMED_DATA = "unnamed data"
 """The name in records of data that was passed in Python."""
 
@@ -118,9 +121,18 @@ def write_result_folder(result: "TrainResult", folder: Path, last: Tensors | Non
             write_atomic(folder / which / WEIGHTS_FILE, encode_tensors(tensors, note))
         write_records(folder / HISTORY_FILE, result.history)
         write_atomic(folder / SUMMARY_FILE, summary.encode())
-        write_json(folder / RUN_FILE, record)
+        write_run_json(folder, {**record, BEST_WEIGHTS_KEY: read_weights_hash(folder / "best" / WEIGHTS_FILE)})
     except OSError as error:
         raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Save to another folder.") from None
+
+
+def write_run_json(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write run.json with a checksum of its content.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_json(folder / RUN_FILE, add_checksum(dict(record)), make_folder=False)
 
 
 def request_threat(threat: ThreatModel | Mapping[str, Any]) -> dict[str, Any]:

@@ -151,6 +151,7 @@ class Trainer:
             engine=self.engine,
             pixel_scale=_input_scale(self.model, train.shape),
             distributed=distributed,
+            check_inputs=False,  # sources check their data once
         )
         self.average = WeightAverage(self.model, config.ema) if config.ema else None
         self.game.after_update = self.average.update if self.average else None

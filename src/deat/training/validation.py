@@ -84,7 +84,7 @@ class Validator:
 
     def __call__(self, net: nn.Module) -> ValScores:
         """Score a network; for other tasks than classification, the first metric is in the place of accuracy."""
-        model, attacks = _AutocastModel(net, self.engine), ("natural", self.attack)
+        model, attacks = AutocastModel(net, self.engine), ("natural", self.attack)
         images = InterruptibleSource(self.source, self.interruption)
         prepare, distributed = self.engine.to_memory_format, self.interruption.distributed
         scores = compute_scores(model, images, attacks, self.threat, self.seed, prepare, distributed, self.task)
@@ -95,9 +95,14 @@ class Validator:
         return ValScores(natural.accuracy, robust.accuracy, natural.loss, robust.correct)
 
     @cached_property
+    def labels(self) -> Tensor:
+        """All labels, on the CPU."""
+        return read_labels(self.source)
+
+    @cached_property
     def chance(self) -> float | None:
         """The highest natural accuracy, or first metric, of a constant answer; None if the task does not know it."""
-        return self.task.chance(read_labels(self.source))
+        return self.task.chance(self.labels)
 
     @cached_property
     def chance_upper_bound(self) -> float | None:
@@ -117,7 +122,7 @@ def read_labels(source: Source) -> Tensor:
     return labels.cpu()
 
 
-class _AutocastModel(nn.Module):
+class AutocastModel(nn.Module):
     """A network that runs inside the engine's autocast, as it is trained."""
 
     def __init__(self, net: nn.Module, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Names that installed packages add, by entry points. Nothing is searched or imported until an unknown name is asked for.
+"""Names that installed packages add, by entry points. Nothing is searched or imported until an unknown name is used.
 
 A package names its objects in its pyproject.toml:
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import safetensors
@@ -13,6 +12,8 @@ import torch
 from torch import Tensor
 
 from deat.errors import CheckpointError
+from deat.utils.safe_read import read_plain_text
+from deat.utils.text import quote_for_shell
 
 Tensors = dict[str, Tensor]
 
@@ -84,7 +85,7 @@ def _read_index(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_INDEX_BYTES:
             raise ValueError(f"it is larger than {MAX_INDEX_BYTES >> 20} MB")
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(read_plain_text(path)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not an index of weights ({error}): download or write it again") from None
 
@@ -142,6 +143,15 @@ def read_note(file: str | os.PathLike[str]) -> str | None:
         return None
 
 
+def read_weights_hash(file: str | os.PathLike[str]) -> str | None:
+    """Read the hash of all numbers that `encode_tensors` stored in a file; None if there is none."""
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            return (opened.metadata() or {}).get(HASH_KEY)
+    except Exception:  # reading the tensors will raise an error that explains it
+        return None
+
+
 def check_finite_tensors(tensors: Tensors, file: str | os.PathLike[str]) -> None:
     """Check that weights contain no NaN and no infinity, from which training cannot recover.
 
@@ -183,7 +193,7 @@ def pickle_error(file: Path) -> CheckpointError:
     """
     return CheckpointError(
         f"{file} looks like a pickle, which can run code when opened, and is not named like one. If it has weights of "
-        f"torch's, name it .pt, or convert it: deat import {quote(str(file))} --out NEW.safetensors"
+        f"torch's, name it .pt, or convert it: deat import {quote_for_shell(str(file))} --out NEW.safetensors"
     )
 
 

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from deat.utils.text import make_printable_lines
 
-PROGRESS_BAR_CHARS = 20
 PIPED_TABLE_COLUMNS = 160
 """Width of a table that is piped to a file or another program."""
 
@@ -15,8 +14,8 @@ PIPED_TABLE_COLUMNS = 160
 class PlainConsole(Console):
     """Rich console that prints text unchanged: no markup, emoji codes or highlighting.
 
-    Names of folders and classes may look like markup, such as `:dog:` or `[red]`. A closed pipe raises
-    BrokenPipeError instead of exiting the process.
+    Names of folders and classes may look like markup, such as `:dog:` or `[red]`, or hold control characters, which are
+    replaced. A closed pipe raises BrokenPipeError instead of exiting the process.
 
     Args:
         **options: Options of `rich.console.Console`.
@@ -24,6 +23,10 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, markup=False, highlight=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print objects; control characters in texts are replaced, since they could move the cursor."""
+        super().print(*(make_printable_lines(o) if isinstance(o, str) else o for o in objects), **options)
 
     def on_broken_pipe(self) -> None:
         """Raise BrokenPipeError, so that the command line chooses the exit status.
@@ -41,19 +44,6 @@ def make_table_console() -> PlainConsole:
         The console. It does not wrap lines of text.
     """
     return PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
-
-
-def format_progress_bar(fraction: float) -> str:
-    """Draw a progress bar of fixed width.
-
-    Args:
-        fraction: Completed part of the work, from 0 to 1.
-
-    Returns:
-        The bar as text.
-    """
-    full = round(PROGRESS_BAR_CHARS * fraction)
-    return "━" * full + "╌" * (PROGRESS_BAR_CHARS - full)
 
 
 def print_stderr(text: str) -> None:

@@ -1,9 +1,11 @@
 """Text for people: names and errors from elsewhere made safe and short, numbers as people write them, messages."""
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+PROGRESS_BAR_CHARS = 20
 MAX_EXCERPT_CHARS = 200
 """Characters of a file's content, or of another library's error, in a message."""
 MessageHandler = Callable[[str], None]
@@ -35,6 +37,30 @@ def format_names(names: Sequence[str], limit: int = 5) -> str:
     """
     more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return f"{', '.join(map(repr, names[:limit]))}{more}"
+
+
+def quote_for_shell(text: str) -> str:
+    r"""Quote an argument for a shell, so that a printed command works: as one argument, of the same bytes.
+
+    Control characters and bytes that are no text are escaped, as bash, zsh and ksh read them.
+
+    Args:
+        text: The argument, such as a path.
+
+    Example:
+        >>> quote_for_shell("a\tb"), quote_for_shell("-x")
+        ("$'a\\tb'", './-x')
+    """
+    text = f"./{text}" if text.startswith("-") else text
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = {"\\": r"\\", "'": r"\'", "\t": r"\t", "\n": r"\n"}
+    parts = (escaped.get(c) or (c if c.isprintable() else _escape_bytes(c)) for c in text)
+    return f"$'{''.join(parts)}'"
+
+
+def _escape_bytes(character: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def make_printable_lines(text: str) -> str:
@@ -104,6 +130,19 @@ def format_eps(value: float) -> str:
     return f"{levels}/255" if near and float(short) != value else short
 
 
+def format_progress_bar(fraction: float) -> str:
+    """Draw a progress bar of fixed width.
+
+    Args:
+        fraction: Completed part of the work, from 0 to 1.
+
+    Returns:
+        The bar as text.
+    """
+    full = round(PROGRESS_BAR_CHARS * fraction)
+    return "━" * full + "╌" * (PROGRESS_BAR_CHARS - full)
+
+
 def format_duration(seconds: float | None) -> str:
     """Format seconds as m:ss or h:mm:ss; None, an unknown time, is "-:--"."""
     if seconds is None:
@@ -111,6 +150,12 @@ def format_duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_duration_range(seconds: tuple[float, float]) -> str:
+    """Format the least and the most seconds as "m:ss to m:ss", or as "m:ss" where they are the same."""
+    least, most = map(format_duration, seconds)
+    return least if least == most else f"{least} to {most}"
 
 
 def format_seconds(seconds: float) -> str:

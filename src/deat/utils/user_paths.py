@@ -13,13 +13,19 @@ def expand_path(path: str | os.PathLike[str]) -> Path:
         path: A path that a person gave.
 
     Raises:
-        UsageError: If there is no such home folder.
+        UsageError: If there is no such home folder, or the path is not text in UTF-8.
 
     Example:
         >>> expand_path("~/runs")
         PosixPath('/home/kim/runs')
     """
     text = os.fspath(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"the path {text!a} is not text in UTF-8, and deat's files could not name it. Rename the folder or file."
+        ) from None
     if not text.startswith("~"):  # as ./~x, whose beginning Path drops
         return Path(text)
     try:

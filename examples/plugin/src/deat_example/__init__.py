@@ -1,1 +1,1 @@
-"""A method, a task, an attack and a model, which deat finds by the entry points of this package."""
+"""A method, a task, an attack, a model and a logger, which deat finds by the entry points of this package."""

@@ -21,7 +21,7 @@ MIN_IMAGES_FOR_CHANCE = 50
 
 
 def check_before_attacks(
-    model: nn.Module, x: Tensor, y: Tensor, num_classes: int, task: Task = CLASSIFICATION
+    model: nn.Module, x: Tensor, y: Tensor, num_classes: int, task: Task = CLASSIFICATION, batch_size: int = 0
 ) -> list[Flag]:
     """Check a model on a few images.
 
@@ -31,6 +31,7 @@ def check_before_attacks(
         y: Their labels.
         num_classes: The number of classes of the data.
         task: What outputs and labels mean.
+        batch_size: The number of images that attacks ask for at once. The model is also asked in batches of this size.
 
     Returns:
         The flags raised, or only `not_finite` if the outputs are not finite.
@@ -44,9 +45,9 @@ def check_before_attacks(
         random_outputs = [flag for flag in (_flag_training_mode(model), _flag_randomised(model, x)) if flag]
         other_flags = (
             _flag_probabilities(logits) if task.reads_logits else None,
-            None if random_outputs else _flag_batch_dependent(model, x, logits),  # random outputs always differ
+            None if random_outputs else _flag_batch_dependent(model, x, logits, batch_size),  # else they always differ
             _flag_at_chance(logits, y, num_classes, task),
-            _flag_zero_gradients(model, x, y, task),
+            _flag_zero_gradients(model, x, y, task, batch_size),
             _flag_autograd_inside(model, x),
         )
     return [*random_outputs, *filter(None, other_flags)]
@@ -89,22 +90,45 @@ def _flag_randomised(model: nn.Module, x: Tensor) -> Flag | None:
     return make_flag("randomised", f"the outputs of five runs on the same images differ by {spread:.2g} of their size")
 
 
-def _flag_batch_dependent(model: nn.Module, x: Tensor, logits: Tensor) -> Flag | None:
+def _flag_batch_dependent(model: nn.Module, x: Tensor, logits: Tensor, batch_size: int) -> Flag | None:
     if len(x) < 4:
         return None
     with torch.no_grad():
         small_batches = x.tensor_split(max(2, -(-len(x) // SMALL_BATCH_IMAGES)))
-        logits_in_small_batches = torch.cat([model(batch) for batch in small_batches])
-    difference = (logits_in_small_batches - logits).double().flatten(1).abs().amax(1) / _mean_magnitude(logits.double())
-    # Rounding changes float32 logits by far less than a hundredth, but may push a few over a step inside the model.
-    count = int((difference > 0.01).sum())
-    if count <= max(2, 0.05 * len(x)):
-        return None
-    return make_flag(
-        "batch_dependent",
-        f"the outputs for {count} of {len(x)} images differ in batches of about {SMALL_BATCH_IMAGES}, by up to "
-        f"{float(difference.max()):.2g} of their size",
-    )
+        answers = {f"about {SMALL_BATCH_IMAGES}": torch.cat([model(batch) for batch in small_batches])}
+        if batch_size > len(x):
+            answers[f"{batch_size:,}"] = model(_fill_batch(x, batch_size))[: len(x)]
+    for size, outputs in answers.items():
+        count = count_different_outputs(outputs, logits)
+        if count > max_odd_images(len(x)):
+            largest = float(_output_differences(outputs, logits).max())
+            return make_flag(
+                "batch_dependent",
+                f"the outputs for {count} of {len(x)} images differ in batches of {size}, by up to {largest:.2g} of their "
+                "size",
+            )
+    return None
+
+
+def _fill_batch(values: Tensor, batch_size: int) -> Tensor:
+    """Repeat examples until there are as many as in a batch of the attacks."""
+    repeats = -(-batch_size // len(values))
+    return values.repeat(repeats, *[1] * (values.dim() - 1))[:batch_size]
+
+
+def _output_differences(outputs: Tensor, others: Tensor) -> Tensor:
+    """The largest difference of each image's outputs, (B,), as a share of the usual size of outputs."""
+    return (outputs - others).double().flatten(1).abs().amax(1) / _mean_magnitude(others.double())
+
+
+def count_different_outputs(outputs: Tensor, others: Tensor) -> int:
+    """Count the images whose outputs differ by more than rounding explains; NaN differs."""
+    return int((~(_output_differences(outputs, others) <= 0.01)).sum())
+
+
+def max_odd_images(num_images: int) -> float:
+    """How many images' outputs may differ: rounding may push a few over a step inside the model."""
+    return max(2, 0.05 * num_images)
 
 
 def _flag_at_chance(logits: Tensor, y: Tensor, num_classes: int, task: Task) -> Flag | None:
@@ -134,14 +158,25 @@ def _flag_at_constant_answer(outputs: Tensor, y: Tensor, task: Task) -> Flag | N
     )
 
 
-def _flag_zero_gradients(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Flag | None:
+def _flag_zero_gradients(model: nn.Module, x: Tensor, y: Tensor, task: Task, batch_size: int) -> Flag | None:
+    count = _count_zero_gradients(model, x, y, task)
+    if count > max_odd_images(len(x)):
+        return make_flag("zero_gradients", f"the gradient of the loss is zero or NaN for {count} of {len(x)} images")
+    if batch_size <= len(x):
+        return None
+    count = _count_zero_gradients(model, _fill_batch(x, batch_size), _fill_batch(y, batch_size), task)
+    if count <= max_odd_images(batch_size):
+        return None
+    return make_flag(
+        "zero_gradients", f"in batches of {batch_size:,} the gradient of the loss is zero or NaN for {count:,} images"
+    )
+
+
+def _count_zero_gradients(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> int:
     with torch.inference_mode(False), torch.enable_grad():
         inputs, labels = x.clone().requires_grad_(), y.clone()  # an inference tensor cannot be differentiated
         grad = compute_gradient(task.loss(model(inputs), labels).sum(), inputs)
-    count = int((~(grad.flatten(1).abs().amax(1) > 0)).sum())  # counts NaN too
-    if count <= max(2, 0.05 * len(x)):
-        return None
-    return make_flag("zero_gradients", f"the gradient of the loss is zero or NaN for {count} of {len(x)} images")
+    return int((~(grad.flatten(1).abs().amax(1) > 0)).sum())  # counts NaN too
 
 
 def _flag_autograd_inside(model: nn.Module, x: Tensor) -> Flag | None:

@@ -19,6 +19,10 @@ FLAG_ADVICE = {
         "Make the output for an image independent of the batch, for example with running statistics in batch norms. "
         "Otherwise the accuracy depends on --block."
     ),
+    "remembers": (
+        "The model keeps what it was asked, or changes with the number of questions, so that attacks on it and its "
+        "accuracy mean little. Make each answer depend on its image alone."
+    ),
     "at_chance": (
         "The model does not classify these images. If deat trained it, train longer, with another --lr or with a smaller "
         "--eps. Otherwise check the input range that it expects (deat gives [0, 1]), its normalisation and the order of "

@@ -26,6 +26,7 @@ class Csv(Logger):
         self.path = Path(self.folder or run.folder)
         self.path.mkdir(parents=True, exist_ok=True)
         self.columns = {"epoch": ["epoch", *run.metric_names], "batch": ["batch", "batch_loss"]}
+        self.last = {"epoch": run.epochs_done if run.state else 0, "batch": run.batches_done if run.state else 0}
         for axis, done in (("epoch", run.epochs_done), ("batch", run.batches_done)):
             old = _read_rows(self._file(axis)) if run.state else []
             rows = [self.columns[axis], *(row for row in old if int(row[0]) <= done)]
@@ -36,6 +37,10 @@ class Csv(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int, axis: Literal["epoch", "batch"] = "epoch") -> None:
         """Add a row."""
         columns, file = self.columns[axis], self._file(axis)
+        if step <= self.last[axis]:  # training was rolled back
+            rows = [row for row in _read_rows(file) if int(row[0]) < step]
+            write_atomic(file, _format_rows([columns, *rows]).encode())
+        self.last[axis] = step
         values = {columns[0]: step, **{name: _shorten(value) for name, value in metrics.items()}}
         header = "" if file.is_file() else _format_rows([columns])
         append_text(file, header + _format_rows([[values.get(name, "") for name in columns]]))

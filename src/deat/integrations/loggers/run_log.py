@@ -82,6 +82,7 @@ class RunLog(Callback):
         self.notify = notify or _warn
         self.trainer: Trainer | None = None
         self._active: list[Logger] | None = None
+        self._is_complete = True
 
     def __enter__(self) -> "RunLog":
         return self
@@ -89,8 +90,8 @@ class RunLog(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_stopped = isinstance(error, KeyboardInterrupt | Interrupted)
-        self.finish("finished" if error is None else "interrupted" if is_stopped else "failed")
+        is_stopped = isinstance(error, KeyboardInterrupt | Interrupted) or (error is None and not self._is_complete)
+        self.finish("interrupted" if is_stopped else "failed" if error else "finished")
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Begin or continue the records, if there is anything left to train."""
@@ -117,6 +118,7 @@ class RunLog(Callback):
 
     def on_train_end(self, trainer: Trainer, result: TrainResult | None) -> None:
         """Log the results, and store the best weights."""
+        self._is_complete = result is not None
         if result is None or not self._active:
             return
         best, last = result.best, result.history[-1]

@@ -1,0 +1,93 @@
+"""Check that a model's answers do not depend on what it was asked before: compare it with copies that were asked nothing."""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from deat.evaluation.attacks import Attack, correct_under_attack
+from deat.evaluation.fast_model import exact_float32
+from deat.evaluation.sanity.before_attack import count_different_outputs, max_odd_images
+from deat.evaluation.sanity.flags import Flag, accuracy_tolerance, make_flag
+from deat.models.output_objects import take_logits
+from deat.tasks import CLASSIFICATION, Task
+from deat.threat import ThreatModel
+from deat.utils.torch_utils import eval_mode
+
+CHECK_STEPS = 10
+"""The steps of the attack whose every query goes to a new copy."""
+
+
+class FreshCopies(nn.Module):
+    """Answers each query by a new copy of a model, which cannot remember an earlier query.
+
+    Args:
+        original: The model, before its first query. It is never called itself.
+    """
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.original = original
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Answer by a new copy."""
+        outputs: Tensor = take_logits(deepcopy(self.original).eval()(x))
+        return outputs
+
+
+def copy_before_queries(model: nn.Module) -> FreshCopies | None:
+    """Copy a model before its first query; None for one that cannot be copied, which is not checked then."""
+    if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
+        return None  # a copy would be compiled again for every query
+    try:
+        return FreshCopies(deepcopy(model))
+    except Exception:  # whatever a model's own code raises
+        return None
+
+
+def check_memory(
+    model: nn.Module, copies: FreshCopies, threat: ThreatModel, x: Tensor, y: Tensor, task: Task = CLASSIFICATION
+) -> Flag | None:
+    """Compare a model after all attacks with copies that were asked nothing before.
+
+    Args:
+        model: The model, after all attacks.
+        copies: Its copies.
+        threat: The threat model.
+        x: Images, from all over the data.
+        y: Their labels.
+        task: What outputs and labels mean.
+
+    Returns:
+        The flag `remembers`, or None.
+    """
+    with exact_float32(x.device), eval_mode(model):
+        with torch.no_grad():
+            fresh = copies(x)
+            counts = [count_different_outputs(outputs, fresh) for outputs in (model(x), model(x.flip(0)).flip(0))]
+        if max(counts) > max_odd_images(len(x)):
+            return make_flag(
+                "remembers",
+                f"after the attacks the outputs for {max(counts)} of {len(x)} images differ from those of a copy of the "
+                "model that was asked nothing before",
+            )
+        return _flag_if_attack_works_on_copies(model, copies, threat, x, y, task) if threat.eps else None
+
+
+def _flag_if_attack_works_on_copies(
+    model: nn.Module, copies: FreshCopies, threat: ThreatModel, x: Tensor, y: Tensor, task: Task
+) -> Flag | None:
+    attack = Attack(f"pgd-{CHECK_STEPS}", steps=CHECK_STEPS)
+    accuracies = []
+    for network in (model, copies):
+        generator = torch.Generator(x.device).manual_seed(0)
+        right = correct_under_attack(network, x, y, attack, threat, generator, task)
+        accuracies.append(float(right.double().mean()))
+    plain, fresh = accuracies
+    if plain - fresh <= accuracy_tolerance(len(y)):
+        return None
+    return make_flag(
+        "remembers",
+        f"on {len(y)} images accuracy is {plain:.1%} under {attack.name}, and {fresh:.1%} if a new copy of the model answers "
+        "each query",
+    )
