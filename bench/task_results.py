@@ -30,15 +30,19 @@ from deat.data import ImageSet
 from deat.evaluation.evaluator import DEFAULT_BLOCK_SIZE
 from deat.models.other_inputs import UNet
 from deat.tasks import Classification, MultiLabel, Regression, Segmentation, Task
+from deat.training.cost_estimate import backprop_bounds
 from deat.utils.safe_write import write_json
 from deat.version import get_versions
 
 SEEDS, TRIAL_SEED = (0, 1, 2), 100
 METHODS = ("natural", "pgd-7", "m+deat", "m+trades")
 COMMAND = """python bench/task_results.py --data-root DATA --write-tables
-python bench/task_results.py --data-root DATA"""
+python bench/task_results.py --data-root DATA
+python bench/task_results.py --data-root DATA --penalties"""
 SHORT = "pgd-7 short"
 """PGD-AT with as many epochs as the backprops of M+DEAT with the same seed pay for."""
+PENALISED = {"natural": "natural", "deat-3": "m+deat"}
+"""Methods that are trained with and without g+, and the method whose learning rate they take."""
 HELD_OUT = 0.2
 PRESENT, RARE, COMMON = 0.01, 0.05, 0.95
 """A class is present if it covers this part of an image; classes that fewer or more of the images have are left out."""
@@ -177,6 +181,7 @@ SETUPS = {
             8,
             (0.02, 0.1),
             (1 / 255, 2 / 255, 4 / 255),
+            sanity=False,
         ),
         Setup(
             "street-masks",
@@ -250,6 +255,23 @@ class Study:
                     Job(self.setup, method, seed, chosen["lr"][method], chosen["eps"], self.setup.epochs, method)
                 )
             self.record(self.short_job(seed, chosen))
+
+    def run_penalties(self, seeds: Sequence[int]) -> None:
+        """Run g+ on and off at equal backprops, at the learning rates of natural training and of M+DEAT."""
+        chosen, epochs = self.choose(), self.setup.epochs
+        for seed in seeds:
+            for base, tuned_as in PENALISED.items():
+                for method, length in ((base, epochs), (f"g+{base}", self.epochs_at_equal_cost(base, epochs))):
+                    self.record(Job(self.setup, method, seed, chosen["lr"][tuned_as], chosen["eps"], length, method))
+
+    def epochs_at_equal_cost(self, base: str, epochs: int) -> int:
+        """The number of epochs of g+ whose backprops are closest to those of the method without it."""
+
+        def cost(method: str, epochs: int) -> int:
+            found = deat.get_method(method)
+            return backprop_bounds(found, found.bind(deat.Linf(1.0), epochs), epochs)[1]
+
+        return min(range(1, epochs + 1), key=lambda length: abs(cost(f"g+{base}", length) - cost(base, epochs)))
 
     def short_job(self, seed: int, chosen: Record) -> Job:
         """PGD-AT at the backprops of M+DEAT."""
@@ -347,7 +369,6 @@ class Study:
             attacks=("natural", "pgd-10") if job.is_trial else setup.attacks,
             block=min(DEFAULT_BLOCK_SIZE, 64 if train.task.name == "segmentation" else DEFAULT_BLOCK_SIZE),
             resume_log=None if setup.is_quick else folder / ".evaluation.jsonl",
-            precision="auto" if setup.sanity else setup.precision,
             sanity=setup.sanity and not job.is_trial,
             threads=1,
             progress=False,
@@ -409,14 +430,22 @@ def signal_to_noise(waves: Tensor, eps: float) -> float:
 
 
 def write_page(out: Path) -> None:
-    """Write the page and its figure from the records of the tasks that all methods and seeds have."""
-    tasks = []
-    for name in SETUPS:
+    """Write the page and its figure from the records of the tasks and seeds that all methods have."""
+    tasks, trials = [], []
+    for name, setup in SETUPS.items():
         records = [read_record(file) for file in sorted((out / "runs").glob(f"{name}-*.json"))]
-        if len(records) == len(SEEDS) * (len(METHODS) + 1):
-            tasks.append(Rows(name, records, read_record(out / f"trials/{name}.json")))
+        done = {(record["seed"], record["label"]) for record in records}
+        seeds = [seed for seed in SEEDS if all((seed, label) in done for label in METHODS)]
+        if seeds:
+            shown = [record for record in records if record["seed"] in seeds]
+            tasks.append(Rows(name, shown, read_record(out / f"trials/{name}.json")))
+        elif (chosen := out / f"trials/{name}.json").exists():
+            tried = [
+                read_record(file) for file in sorted((out / "trials").glob(f"{name}-*-eps{setup.radii[1]:.4g}.json"))
+            ]
+            trials.append(Rows(name, tried, read_record(chosen)))
     draw(tasks, out / "robustness.svg")
-    (out / "README.md").write_text(render(tasks, COMMAND), encoding="utf-8")
+    (out / "README.md").write_text(render(tasks, COMMAND, trials), encoding="utf-8")
 
 
 def read_record(file: Path) -> Record:
@@ -465,6 +494,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/tasks"), help="the folder of the records")
     parser.add_argument("--tasks", default=",".join(SETUPS), help=f"some of {', '.join(SETUPS)}")
     parser.add_argument("--seeds", default="0,1,2", help="some of them: several processes may share the work")
+    parser.add_argument("--penalties", action="store_true", help="run g+ on and off instead")
     parser.add_argument(
         "--write-tables", action="store_true", help="write breast_cancer.csv and diabetes.csv, and stop"
     )
@@ -477,7 +507,9 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     for name in [] if args.page_only else args.tasks.split(","):
-        Study(SETUPS[name], args.data_root, args.out, args.work).run([int(seed) for seed in args.seeds.split(",")])
+        study, seeds = Study(SETUPS[name], args.data_root, args.out, args.work), list(map(int, args.seeds.split(",")))
+        run = study.run_penalties if args.penalties else study.run
+        run(seeds)
     write_page(args.out)
 
 

@@ -6,7 +6,7 @@ python bench/union_results_page.py docs/results/unions
 import json
 import sys
 from collections.abc import Sequence
-from math import sqrt
+from math import comb, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -15,6 +15,7 @@ from shared import paragraph as wrap
 from union_results import METHOD, SEEDS, SETUPS, TRIAL_ATTACK
 
 from deat.evaluation.intervals import wilson_interval
+from deat.evaluation.results import unpack_bits
 from deat.threat import UNION_RULES, format_threat
 
 TITLES = {"digits": "Digits", "cifar10": "A part of CIFAR-10"}
@@ -117,20 +118,39 @@ def _comparison(rows: dict[str, list[Record]]) -> str:
     if not singles or not rules:
         return ""
     best = max(singles, key=lambda name: mean(_union(run) for run in singles[name]))
-    base = {run["seed"]: _union(run) for run in singles[best]}
+    base = {run["seed"]: run for run in singles[best]}
     lines = [
         f"Union accuracy minus that of training on {best} alone, the best single ball on the union, in points: means over "
-        "equal seeds with 95 % intervals for another seed on the same test images (Student's t).",
+        "equal seeds, with 95 % intervals for another seed on the same test images (Student's t) where there are several. "
+        "`images` counts, for each seed, the test images that only the rule's network and that only the other one classifies "
+        "correctly in every ball, with the p-value of the exact McNemar test, which is for other images and not for other "
+        "seeds.",
         "",
-        "| rule | difference | backprops, as a share |",
-        "|---|---|---|",
+        "| rule | difference | images | backprops, as a share |",
+        "|---|---|---|---|",
     ]
     spent = mean(run["backprops"] for run in singles[best])
     for name, runs in rules.items():
-        pairs = [100 * (_union(run) - base[run["seed"]]) for run in runs if run["seed"] in base]
+        shared = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
+        pairs = [100 * (_union(run) - _union(other)) for run, other in shared]
+        images = ", ".join(_compare_images(run, other) for run, other in shared) or "—"
         share = mean(run["backprops"] for run in runs) / spent
-        lines.append(f"| {name} | {_difference(pairs)} | {100 * share:.0f} % |")
+        lines.append(f"| {name} | {_difference(pairs)} | {images} | {100 * share:.0f} % |")
     return "\n".join([paragraph(lines[0]), *lines[1:]])
+
+
+def _compare_images(run: Record, other: Record) -> str:
+    """Which test images only one of two networks classifies correctly in every ball."""
+    mine, theirs = (_stands_all(one["evaluation"]) for one in (run, other))
+    wins = sum(a and not b for a, b in zip(mine, theirs, strict=True))
+    losses = sum(b and not a for a, b in zip(mine, theirs, strict=True))
+    n, k = wins + losses, min(wins, losses)
+    p = min(1.0, 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n)
+    return f"{wins} and {losses} (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'})"
+
+
+def _stands_all(evaluation: Record) -> list[bool]:
+    return [all(column) for column in zip(*(unpack_bits(a["correct"]) for a in evaluation["attacks"]), strict=True)]
 
 
 def _difference(values: Sequence[float]) -> str:

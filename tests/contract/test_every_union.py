@@ -18,7 +18,7 @@ from helpers.nets import conv_net, images, same, weights
 
 every_method = pytest.mark.parametrize("name", list_methods() + EXTRAS)
 every_rule = pytest.mark.parametrize("union", UNIONS, ids=lambda union: union.rule)
-SAMPLE = ["m+deat", "pgd-2", "f+trades", "dat", "yopo-3-2", "m+free"]
+SAMPLE = ["m+deat", "f+trades", "yopo-3-2"]
 
 
 def is_refused(method: deat.Method, union: deat.Union) -> bool:
@@ -49,12 +49,12 @@ def test_deltas_are_in_their_balls_at_the_declared_cost_without_host_reads(name,
         return
     before, counter = weights(net), BackwardCounter(net[-1])
     game, budget = game_of(method, net, union, cls=BallGame), busy_budget(method, union)
-    for seed, n in enumerate((6, 6, 5)):
+    for seed, n in enumerate((6, 5)):
         batch = images(n, seed=seed)
         with no_host_reads():
             method.play_batch(game, *batch, budget)
     assert not same(before, weights(net))
-    assert counter.count == game.cost.backprops == 3 * method.play.backprops(budget)
+    assert counter.count == game.cost.backprops == 2 * method.play.backprops(budget)
     for x, delta, ball in game.seen:
         x, adv = x.double(), x.double() + delta.double()
         assert BallPerExample(union, ball).contains(x, adv, atol=1e-6).all()
@@ -62,12 +62,11 @@ def test_deltas_are_in_their_balls_at_the_declared_cost_without_host_reads(name,
     record = game.meter.read(0)
     assert 0 < record.loss < 100
     assert record.magnitude > 0
-    assert record.examples == 17
+    assert record.examples == 11
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize(("name", "persistent"), [*((name, False) for name in SAMPLE), ("free-2", True)])
 @every_rule
-@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 def test_training_resumes_in_mid_epoch_to_the_bits_of_an_uninterrupted_one(name, union, persistent, tmp_path):
     method = deat.get_method(name)
     method = replace(method, attack=replace(method.attack, persistent=persistent))
@@ -76,7 +75,7 @@ def test_training_resumes_in_mid_epoch_to_the_bits_of_an_uninterrupted_one(name,
 
     def fresh() -> deat.Trainer:
         net = conv_net(batch_norm=True, dropout=0.2)
-        return trainer_of(method, net, threat=union, epochs=3, val=0.25, val_attack="pgd-2")
+        return trainer_of(method, net, threat=union, epochs=2, val=0.25, val_attack="pgd-2")
 
     whole, first, second = fresh(), fresh(), fresh()
     whole.fit()
@@ -100,10 +99,10 @@ def test_training_resumes_in_mid_epoch_to_the_bits_of_an_uninterrupted_one(name,
     assert whole.game.union_rule.state_dict() == second.game.union_rule.state_dict()
 
 
-@pytest.mark.parametrize("name", [*SAMPLE, "fat-5"])
+@pytest.mark.parametrize("name", SAMPLE)
 @pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
 def test_a_union_of_one_ball_trains_to_the_bits_of_the_ball(name, threat):
-    trainers = [trainer_of(name, conv_net(), threat=t, epochs=2) for t in (threat, deat.Union(threat))]
+    trainers = [trainer_of(name, conv_net(), threat=t, epochs=1) for t in (threat, deat.Union(threat))]
     for trainer in trainers:
         trainer.fit()
     assert same(*(weights(trainer.model) for trainer in trainers))

@@ -11,6 +11,7 @@ import pytest
 from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
 from deat.cli.flag_types import FLAG_BY_SYNONYM, SYNONYMS_BY_FLAG, check_flag_names
+from deat.cli.import_export import ExportCommand, ImportCommand
 from deat.cli.list import ListCommand
 from deat.cli.main import COMMANDS as COMMAND_TYPES
 from deat.cli.main import main
@@ -19,7 +20,6 @@ from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.watch import WatchCommand
-from deat.cli.weights import ExportCommand, ImportCommand
 
 TRAIN = """data target task model method epochs eps norm threat threat_rule out overwrite resume inexact seed batch_size lr
 lr_schedule weight_decay optimizer momentum betas ema clip_grad_norm label_smoothing class_weights mixup cutmix

@@ -253,7 +253,7 @@ def test_weights_of_checkpoints_that_fit_keeps_are_exported_best_and_last(capsys
 
 
 KEPT = {
-    "resume": (["resume", "kept"], 4, "by the same call of fit"),
+    "resume": (["resume", "kept"], 4, "same call of deat.fit"),
     "evaluate": (["evaluate", "kept", "--data", "digits", "--model", "small"], 4, "its checkpoints: deat export kept"),
     "init": (["train", "--init", "kept", "--epochs", "1"], 4, "its checkpoints: deat export kept"),
 }

@@ -302,17 +302,3 @@ def test_a_keyword_that_evaluate_does_not_have_is_refused_with_what_to_use(name,
         evaluate(conv_net(), images(), threat="linf:0.1", **{name: 1})
     assert fix in str(caught.value)
     assert "unknown," not in str(caught.value)
-
-
-def test_an_attack_under_the_name_of_another_one_is_refused():
-    options = {"threat": "linf:0.1", "progress": False, "sanity": False}
-    for attack in (
-        Attack("pgd-20", steps=3),
-        Attack("pgd-20", steps=20, loss="margin"),
-        Attack("pgd-20", steps=20, restarts=2),
-        Attack("aa", steps=5),
-    ):
-        with pytest.raises(UsageError, match="which is the name of another attack"):
-            evaluate(conv_net(), images(), attacks=["natural", attack], **options)
-    own = [Attack("my-pgd", steps=3), Attack("pgd-20", steps=20, alpha=0.1), get_attack("pgd-5x2")]
-    assert get_attacks(own) == own

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from deat.errors import UsageError
 from deat.evaluation import fast_model
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.fast_model import COMPILE_MIN_PASSES, GraphedNetwork, choose_engine, padded_size
+from deat.evaluation.fast_model import COMPILE_MIN_PASSES, GraphedNetwork, choose_attack_engine, padded_size
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.recorded import count_recordings
 
@@ -200,4 +200,4 @@ def test_the_eager_engine_gives_the_default_verdicts_on_a_cpu() -> None:
 def test_the_auto_engine_uses_graphs_on_a_gpu_and_compiles_for_long_evaluations(
     wanted: str, device: str, passes: int, chosen: str
 ) -> None:
-    assert choose_engine(wanted, torch.device(device), passes) == chosen
+    assert choose_attack_engine(wanted, torch.device(device), passes) == chosen

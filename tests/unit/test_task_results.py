@@ -67,10 +67,10 @@ def test_each_method_has_the_mean_of_its_seeds_with_a_t_interval(page: ModuleTyp
 
 
 def test_methods_are_compared_by_the_difference_of_means_and_its_pooled_interval(page: ModuleType) -> None:
-    lines = [line for line in page.render([rows_of(page)], "command").splitlines() if "| at equal epochs |" in line]
+    lines = [line for line in page.render([rows_of(page)], "command").splitlines() if "| equal epochs |" in line]
     ours, theirs = ROBUST["m+deat"], ROBUST["pgd-7"]
     half_width = 2.776 * ((stdev(ours) ** 2 + stdev(theirs) ** 2) / 3) ** 0.5
-    assert "| 50% | +0.0 ± 0.0 |" in lines[0]
+    assert "| 3 | 50% | +0.0 ± 0.0 |" in lines[0]
     assert f"| +{100 * (mean(ours) - mean(theirs)):.1f} ± {100 * half_width:.1f} | higher |" in lines[0]
     assert lines[1].endswith("| +0.0 ± 16.0 | not told apart |")
 
@@ -108,7 +108,20 @@ def small_setup(script: ModuleType) -> Any:
     examples = ImageSet(x, (x[:, 0] > 0).long(), ("no", "yes"))
     splits = DataSplits("made", examples, examples.subset(range(40)), None, None, 0.1, box=None)
     net = lambda outputs, features: torch.nn.Linear(features, outputs)  # noqa: E731
-    return script.Setup("made", lambda root: splits, net, "accuracy", 2, 32, (0.01, 0.1), (0.1, 0.2, 0.4))
+    return script.Setup(
+        "made", lambda root: splits, net, "accuracy", 4, 32, (0.1,), (0.1, 0.2), trial_share=1, sanity=False
+    )
+
+
+@pytest.mark.parametrize("base", ["natural", "deat-3"])
+def test_g_plus_spends_the_backprops_of_the_method_without_it(script: ModuleType, tmp_path, base) -> None:
+    study = script.Study(small_setup(script), tmp_path, tmp_path / "out", tmp_path / "work")
+    study.run_penalties([0])
+    spent = {
+        method: script.read_record(tmp_path / f"out/runs/made-{method}-seed0.json")["backprops"]
+        for method in (base, f"g+{base}")
+    }
+    assert 0.7 < spent[f"g+{base}"] / spent[base] < 1.3
 
 
 def test_an_interrupted_study_repeats_no_record_and_ends_with_the_same_ones(script, tmp_path, monkeypatch) -> None:

@@ -113,13 +113,13 @@ def print_results(results: BenchResults) -> None:
     """Print the table, notes about it, and the bench's folder."""
     console = PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
     if any(row.finished_runs for row in results.rows):
-        console.print(build_results_table(results))
+        console.print(make_bench_table(results))
     for line in collect_notes(results):
         console.print(make_printable(line))
     console.print(f"all runs are in {results.path}")
 
 
-def build_results_table(results: BenchResults) -> Table:
+def make_bench_table(results: BenchResults) -> Table:
     """Make the table: mean and standard deviation over seeds, in percent, and the cost.
 
     Args:

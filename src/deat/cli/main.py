@@ -12,13 +12,13 @@ from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
 from deat.cli.exit_handling import Command, prepare_standard_streams, run_to_exit_status, short_warnings
 from deat.cli.flag_types import check_flag_names
+from deat.cli.import_export import ExportCommand, ImportCommand
 from deat.cli.list import ListCommand
 from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.watch import WatchCommand
-from deat.cli.weights import ExportCommand, ImportCommand
 from deat.errors import unknown_name_error
 from deat.version import VERSION
 

@@ -406,11 +406,11 @@ def _load_masks(path: Path, size: int | None, target: str | None, task: Task | N
 
 
 def _load_table(path: Path, size: int | None, target: str | None, task: Task | None) -> DataSplits:
-    from deat.data import tables
+    from deat.data import csv_tables
 
     if size is not None:
         raise UsageError(f"size={size!r} is for folder:PATH and audio:PATH; a table has none.")
-    table = tables.read_table(path, target, task)
+    table = csv_tables.read_table(path, target, task)
     features = {"box": None, "scale": table.scale, "mutable": None if all(table.mutable) else table.mutable}
     return _make_splits("csv", path, table.splits, eps=0.1, stats_from_train=True, **features)
 

@@ -93,25 +93,7 @@ def get_attacks(attacks: str | AttackLike | Iterable[str | AttackLike]) -> list[
     for attack in chosen:
         if not callable(attack) or not isinstance(getattr(attack, "name", None), str):
             raise UsageError(f"{attack!r} is no attack. Give a name, such as pgd-20, or a callable that has a name.")
-        if isinstance(attack, Attack):
-            _check_name_is_true(attack)
     return chosen
-
-
-def _check_name_is_true(attack: Attack) -> None:
-    """Refuse an attack under the name of another one, by which reports would call it."""
-    try:
-        meant = get_attack(attack.name)
-    except UsageError:
-        return  # a name of the user's own
-    aspects = ("steps", "restarts", "loss")
-    mine, others = ([getattr(one, name, None) for name in aspects] for one in (attack, meant))
-    if mine != others:
-        different = ", ".join(f"{name}={a!r}" for name, a, b in zip(aspects, mine, others, strict=True) if a != b)
-        raise UsageError(
-            f"an attack with {different} is named {attack.name!r}, which is the name of another attack. Give it a name "
-            f"of its own, such as {f'my-{attack.name}'!r}, or take deat.attack({attack.name!r})."
-        )
 
 
 def describe_attack(attack: AttackLike, threat: ThreatModel, num_classes: int = 10) -> dict[str, Any]:

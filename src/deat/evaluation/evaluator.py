@@ -27,7 +27,7 @@ from deat.evaluation.arguments import (
 )
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
 from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
-from deat.evaluation.fast_model import choose_engine
+from deat.evaluation.fast_model import choose_attack_engine
 from deat.evaluation.kept_examples import AdversarialExamples, check_examples
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
@@ -201,7 +201,7 @@ def evaluate(
         model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision, task=kind
     )
     passes = request.count_images(source) * sum(map(estimate_passes, chosen)) * len(radius.balls)
-    engine = choose_engine(engine, device, passes)
+    engine = choose_attack_engine(engine, device, passes)
     request = replace(
         request, examples=examples, engine=engine, resume_log=resume_log, about=about, distributed=distributed
     )

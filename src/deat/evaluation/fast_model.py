@@ -38,7 +38,7 @@ NetworkFn = Callable[[Tensor], Tensor]
 """Images to logits."""
 
 
-def choose_engine(wanted: str, device: torch.device, passes: int) -> str:
+def choose_attack_engine(wanted: str, device: torch.device, passes: int) -> str:
     """Choose how attacks run the model on a device.
 
     Args:

@@ -242,12 +242,13 @@ def _is_of_best_epoch(evaluation: Evaluation) -> bool:
 
 
 def _radius(evaluation: Evaluation) -> Any:
-    return _norms_and_radii(evaluation.settings.get("threat") or {})
+    return _describe_radius(evaluation.settings.get("threat") or {})
 
 
 def _radius_of_record(record: dict[str, Any] | None) -> Any:
-    return _norms_and_radii((record or {}).get("threat") or {})
+    return _describe_radius((record or {}).get("threat") or {})
 
 
-def _norms_and_radii(threat: dict[str, Any]) -> set[tuple[Any, Any]]:
-    return {(ball.get("norm"), ball.get("eps")) for ball in threat.get("threats", [threat])}
+def _describe_radius(threat: dict[str, Any]) -> Any:
+    """Norm and radius, or the balls of a union."""
+    return threat.get("norm"), threat.get("eps"), threat.get("threats")

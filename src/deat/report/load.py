@@ -125,7 +125,7 @@ class RunResults:
 
     def _cost_columns(self) -> dict[str, float]:
         batch_size = self.record["settings"]["batch_size"] if self.record else 1
-        batches = math.ceil(self.history[-1].examples / batch_size)
+        batches = max(1, math.ceil(self.history[-1].examples / max(1, batch_size)))
         backprops = self.history[-1].backprops
         return {"backprops": backprops, "per_batch": backprops / batches, "minutes": self.train_seconds / 60}
 
@@ -302,6 +302,8 @@ def _read_train_seconds(path: Path) -> tuple[float, float]:
     timings = parse_json_lines(
         path, lambda line: (float(line["train_seconds"]), float(line.get("warm_up_seconds", 0.0)))
     )
+    if not all(math.isfinite(seconds) for timing in timings for seconds in timing):
+        raise ValueError(f"{path.name} has a time that is not finite")
     warm_up = sum((warm_up for _, warm_up in timings), 0.0)
     return sum((seconds for seconds, _ in timings), 0.0) - warm_up, warm_up
 

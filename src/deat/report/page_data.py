@@ -368,7 +368,10 @@ def build_gallery(gallery: Gallery) -> dict[str, Any] | None:
         }
         for tile in gallery.tiles
     ]
-    return {"row": gallery.row, "attack": gallery.attack, "note": gallery.selection_note, "tiles": tiles}
+    has_masks = any(len(tile.images) > 3 for tile in gallery.tiles)
+    masks_note = "; true mask, answer, and answer under attack" if has_masks else ""
+    note = gallery.selection_note
+    return {"row": gallery.row, "attack": gallery.attack, "note": note, "masks_note": masks_note, "tiles": tiles}
 
 
 def build_settings(rows: Sequence[ReportRow]) -> dict[str, Any]:

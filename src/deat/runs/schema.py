@@ -169,9 +169,19 @@ def check_run_format(record: Any) -> None:
     """
     _check_field_types(record, dict.fromkeys(("request", "settings", "method", "model", "data", "threat"), dict))
     _check_field_types(record["settings"], {"seed": int, "epochs": int, "batch_size": int})
+    for part in (record["data"], record["model"], record["method"]):
+        _check_optional_types(part, {"name": str, "schedule": dict, "play": dict, "ascent": dict})
+    _check_optional_types(record["threat"], {"eps": float | int, "norm": str})
+    _check_optional_types(record["settings"], {"val_attack": str})
+    _check_optional_types(record, {"processes": int})
 
 
-def _check_field_types(record: Any, field_types: dict[str, type]) -> None:
+def _check_optional_types(record: dict[str, Any], field_types: dict[str, Any]) -> None:
+    """Check the types of the fields that there are."""
+    _check_field_types(record, {name: kind for name, kind in field_types.items() if record.get(name) is not None})
+
+
+def _check_field_types(record: Any, field_types: dict[str, Any]) -> None:
     for name, kind in field_types.items():
         if not isinstance(record[name], kind):
             raise TypeError(f"{name} is {record[name]!r}")

@@ -1,7 +1,6 @@
 """Checkpoints of a trainer: saved after every epoch and on interruption, and restored exactly."""
 
 import json
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +36,7 @@ from deat.training.trainer import Trainer
 from deat.utils.numbers import check_int
 from deat.utils.safe_read import read_plain_text
 from deat.utils.safetensors_files import Tensors, encode_tensors, read_tensors
-from deat.utils.text import MessageHandler
+from deat.utils.text import MessageHandler, show_as_warning
 from deat.version import get_versions
 
 STATE_SCHEMA_VERSION = 1
@@ -91,7 +90,7 @@ class Checkpoints:
     ) -> None:
         check_int("every", every, 1)
         self.path, self.every, self.extra_config, self.code_files = Path(path), every, extra_config or {}, code_files
-        self.notify, self.on_saved = notify or _warn, on_saved
+        self.notify, self.on_saved = notify or show_as_warning, on_saved
         self._saved_position: tuple[int, int, int] | None = None
         self._saved_names: list[str] = []
         self._best_name: str | None = None
@@ -416,7 +415,3 @@ def _non_finite_names(tensors: dict[str, Tensor]) -> list[str]:
 
 def _clone_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -3,15 +3,19 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from deat.checkpoint.encoding import build_dataclass
 from deat.errors import DataError
 from deat.utils.safe_read import open_plain_file
 from deat.utils.safe_write import append_text, write_atomic
 from deat.utils.text import summarize_error
 
 T = TypeVar("T")
+MAX_COUNT = 2**63
+"""A count in a record is smaller; a damaged one may have any number of digits."""
 TrainingImages = Literal["clean", "under attack", "random start"]
 """What an epoch's training accuracy was computed on: a method may change it from epoch to epoch."""
 
@@ -192,7 +196,7 @@ def read_history(path: Path) -> list[EpochStats]:
     Raises:
         DataError: A line is not valid.
     """
-    return parse_json_lines(path, lambda fields: EpochStats(**fields))
+    return parse_json_lines(path, partial(build_record, EpochStats))
 
 
 def parse_json_lines(path: Path, convert: Callable[[Any], T]) -> list[T]:
@@ -212,7 +216,7 @@ def parse_json_lines(path: Path, convert: Callable[[Any], T]) -> list[T]:
     for number, line in enumerate(read_complete_lines(path), 1):
         try:
             values.append(convert(json.loads(line)))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise DataError(
                 f"line {number} of {str(path)!r} is not valid ({summarize_error(error)}). Leave that run out, or let "
                 "`deat resume` rewrite the file from the run's checkpoint."
@@ -222,7 +226,27 @@ def parse_json_lines(path: Path, convert: Callable[[Any], T]) -> list[T]:
 
 def read_watch(path: Path) -> list[EpochWatch]:
     """Read a run's watch.jsonl; empty if there is none."""
-    return [EpochWatch(**json.loads(line)) for line in read_complete_lines(path)]
+    return [build_record(EpochWatch, json.loads(line)) for line in read_complete_lines(path)]
+
+
+def build_record(kind: type[T], fields: dict[str, Any]) -> T:
+    """Make a record of a line's JSON after checking that its values are of the right types, and counts in range.
+
+    Args:
+        kind: The class of the record.
+        fields: Its fields by name.
+
+    Raises:
+        TypeError: A field is of another type, or is unknown or missing.
+        ValueError: A number is too large, or a count is negative.
+    """
+    if not isinstance(fields, dict):
+        raise TypeError(f"{str(fields)[:30]!r} is no record")
+    record = build_dataclass(kind, fields)
+    for name, value in fields.items():
+        if isinstance(value, int) and not 0 <= value < MAX_COUNT:
+            raise ValueError(f"{name} is {str(value)[:30]}")
+    return record
 
 
 def read_complete_lines(path: Path) -> list[str]:

@@ -1,6 +1,5 @@
 """Make a trainer for a model and its data, and check that they fit together."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +32,7 @@ from deat.training.optimizers import OptimizerFactory
 from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.text import MessageHandler
+from deat.utils.text import MessageHandler, show_as_warning
 
 
 def make_trainer(
@@ -106,7 +105,7 @@ def make_trainer(
     remarks = find_output_problems(outputs, train_source.num_classes) if kind.reads_logits else []
     remarks += get_radius_warnings(threat, method.schedule.has_adversary)
     for remark in remarks if distributed.is_main else ():
-        (notify or _warn)(remark)
+        (notify or show_as_warning)(remark)
     if distributed.is_multiprocess:
         shard_source(train_source, model, method, distributed)
     trainer = Trainer(
@@ -143,10 +142,6 @@ def _resolve_normalization(
         )
     stats = splits.channel_stats(images) if splits else measure_channel_stats(images)
     return (stats.mean, stats.std) if stats else None
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def shard_source(source: Source, model: nn.Module, method: Method, distributed: Distributed) -> None:

@@ -6,7 +6,6 @@ every epoch against a single step and against several on a few held-out images, 
 """
 
 import copy
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from deat.training.epoch_records import EpochStats, EpochTiming, EpochWatch, app
 from deat.training.trainer import Trainer
 from deat.training.validation import read_labels
 from deat.utils.numbers import check_int, check_number, convert_number_fields
-from deat.utils.text import MessageHandler, format_eps
+from deat.utils.text import MessageHandler, format_eps, show_as_warning
 
 SINGLE_STEP_ATTACK, MULTI_STEP_ATTACK = "fgsm", "pgd-10"
 WATCH_ACTIONS = ("warn", "stop", "rollback")
@@ -199,7 +198,7 @@ class OverfitWatch:
         self.images = open_source(images, TrainConfig(device="cpu"), shuffle=False, task=kind, box=self.threat.box)
         self.action, self.seed = action, seed
         self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump, gap), shrink, rollbacks
-        self.log_path, self.notify = log_path, notify or _warn
+        self.log_path, self.notify = log_path, notify or show_as_warning
         self.events: list[EpochWatch] = []
         self.passes, self.seconds = 0, 0.0
         self._history: list[EpochWatch] = []
@@ -342,7 +341,3 @@ def _make_image_slice(source: Source, device: torch.device, task: Task) -> InMem
 def _copy_state(state: dict[str, Any]) -> dict[str, Any]:
     """Copy a state_dict() deeply, but for the best epoch's weights, which are a copy already."""
     return {name: value if name == "best" else copy.deepcopy(value) for name, value in state.items()}
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -10,6 +11,11 @@ MAX_EXCERPT_CHARS = 200
 """Characters of a file's content, or of another library's error, in a message."""
 MessageHandler = Callable[[str], None]
 """Shows a message to the user, as `print` does."""
+
+
+def show_as_warning(text: str) -> None:
+    """Show a message as a RuntimeWarning."""
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def ignore_message(text: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -26,7 +25,7 @@ from deat.training.trainer import Trainer
 from deat.utils.numbers import is_int_at_least
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.safetensors_files import encode_tensors
-from deat.utils.text import MessageHandler, make_printable, summarize_error
+from deat.utils.text import MessageHandler, make_printable, show_as_warning, summarize_error
 from deat.utils.user_code import is_file_spec
 
 STATE_FILE = "loggers.json"
@@ -79,7 +78,7 @@ class RunLog(Callback):
         notify: MessageHandler | None = None,
     ) -> None:
         self.loggers, self.folder, self.every, self.name = list(loggers), folder, every, name
-        self.notify = notify or _warn
+        self.notify = notify or show_as_warning
         self.trainer: Trainer | None = None
         self._active: list[Logger] | None = None
         self._is_complete = True
@@ -271,7 +270,3 @@ def _reported(notify: MessageHandler, what: str) -> Iterator[None]:
         yield
     except Exception as error:  # of the disk, or of a network's state
         notify(f"{what} ({summarize_error(error)})")
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
