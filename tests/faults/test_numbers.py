@@ -31,8 +31,8 @@ def spoil_batch(monkeypatch: pytest.MonkeyPatch, number: int, value: float) -> N
     """The loss of one batch becomes this value, counted from the beginning of training."""
     real, calls = Game.compute_both_gradients, []
 
-    def spoilt(self, r):
-        result = real(self, r)
+    def spoilt(self, r, *args, **options):
+        result = real(self, r, *args, **options)
         calls.append(1)
         if len(calls) == number:
             r.loss.fill_(value)
@@ -103,11 +103,11 @@ def status_of_one_that_fails_later(error, monkeypatch):
     """The exit status of a training whose eighth joint move raises an error."""
     real, calls = Game._joint_update, []
 
-    def joint(self, r):
+    def joint(self, *args):
         calls.append(1)
         if len(calls) > 7:
             raise error
-        real(self, r)
+        real(self, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(Game, "_joint_update", joint)
