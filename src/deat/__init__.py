@@ -23,6 +23,7 @@ from deat.core import (
     Replay,
     Trades,
     TrainingLoss,
+    WeightPerturbation,
 )
 from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source, as_source, load_data
 from deat.engine.engine import Engine
@@ -33,7 +34,7 @@ from deat.evaluation.kept_examples import AdversarialExamples
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
 from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
-from deat.methods import Method, RuleSet, friendly, get_method, gplus, mplus, register_method
+from deat.methods import Method, RuleSet, awp, friendly, get_method, gplus, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
 from deat.models.export_network import ExportedFile
@@ -120,11 +121,13 @@ __all__ = [
     "Trainer",
     "TrainingLoss",
     "Union",
+    "WeightPerturbation",
     "WrittenReport",
     "add_normalization",
     "as_source",
     "attack",
     "attack_images",
+    "awp",
     "build_model",
     "configure_method",
     "core",

@@ -110,7 +110,7 @@ class Schedule(ABC):
             The number of steps, the step size and the level of the freeze rule.
         """
         k = self.k_at(state, epoch)
-        return Budget(k, self.step_size(k), self.level_at(epoch))
+        return Budget(k, self.step_size(k), self.level_at(epoch), epoch)
 
     def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
         """Return the state after an epoch.

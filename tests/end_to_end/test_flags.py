@@ -24,7 +24,7 @@ from deat.cli.watch import WatchCommand
 TRAIN = """data target task model method epochs eps norm threat threat_rule out overwrite resume inexact seed batch_size lr
 lr_schedule weight_decay optimizer momentum betas ema clip_grad_norm label_smoothing class_weights mixup cutmix
 random_erasing init rules alpha gamma max_steps beta tau g_weight g_step g_form
-start persistent compact n_train held_out val_attack watch
+awp_gamma awp_warmup start persistent compact n_train held_out val_attack watch
 normalize augment test_images baseline precision sync_bn engine device threads deterministic workers log
 log_every data_root download size dry_run json"""
 RESUME = "run_folder method model inexact log log_every data_root json"

@@ -72,6 +72,7 @@ class Loop:
     inner: str = "ce"
     stop: str = ""
     penalty: str = ""
+    awp: float = 0.0
     released: bool = False
     net: nn.Module = field(default_factory=lambda: conv_net(batch_norm=True).double())
     seen: list[tuple[float, ...]] = field(default_factory=list)
@@ -103,7 +104,10 @@ class Loop:
             if last and self.penalty:
                 loss = loss + 0.1 * self.roughness(x, variable, y, logits, slope)
             slope = slope.detach()
-            loss.backward(inputs=list(self.net.parameters()))
+            if last and self.awp:
+                self.backward_at_the_worst_weights(x, variable, y, loss)
+            else:
+                loss.backward(inputs=list(self.net.parameters()))
             if self.family != "relay" or last:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -112,6 +116,19 @@ class Loop:
             if not last:
                 delta = self.between(x, delta, slope, costate, size)
         return loss.item() * len(y), int((logits.argmax(1) == y).sum()), magnitude, moved
+
+    def backward_at_the_worst_weights(self, x: Tensor, variable: Tensor, y: Tensor, loss: Tensor) -> None:
+        """AWP: one ascent step on the weights, relative to each layer's norm, and the gradient there."""
+        grads = torch.autograd.grad(loss, list(self.net.parameters()))
+        before = {name: value.clone() for name, value in self.net.state_dict().items()}
+        with torch.no_grad():
+            for p, grad in zip(self.net.parameters(), grads, strict=True):
+                if p.dim() > 1:
+                    p += self.awp * p.norm() * grad / grad.norm()
+        layer = self.net[0]((x + variable - MEAN_) / STD_)
+        worse, _ = self.judge(x, variable, y, layer)
+        worse.backward(inputs=list(self.net.parameters()))
+        self.net.load_state_dict(before)
 
     def roughness(self, x: Tensor, variable: Tensor, y: Tensor, logits: Tensor, slope: Tensor) -> Tensor:
         """What g+ penalises: the loss's change along the sign of its slope (Finlay and Oberman), or the slope's (CURE)."""
@@ -237,6 +254,10 @@ def loops(rules: str) -> dict[str, dict[str, Any]]:
         "m+g+deat": {"family": "replay", "steps": m_plus(7, 1.25), "penalty": "gradient"},
         "g+trades": {"family": "craft", "steps": Steps(10, 0.25), "penalty": "gradient", **trades},
         "g+yopo-4-2": {"family": "relay", "steps": Steps(3, 0.25), "penalty": "gradient"},
+        "awp+pgd-2": {"family": "craft", "steps": Steps(2, 0.25), "awp": 0.005},
+        "m+awp+deat": {"family": "replay", "steps": m_plus(7, 1.25), "awp": 0.005},
+        "awp+trades": {"family": "craft", "steps": Steps(10, 0.25), "awp": 0.005, **trades},
+        "awp+mart": {"family": "craft", "steps": Steps(10, 0.25), "awp": 0.005, **mart},
         "g+pgd-2 curvature": {"family": "craft", "steps": Steps(2, 0.25), "penalty": "curvature"},
         "g+deat-1 curvature": {"family": "replay", "steps": Steps(0, 1.25, every_epoch), "penalty": "curvature"},
     }

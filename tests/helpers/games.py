@@ -16,8 +16,8 @@ from .nets import conv_net, learnable
 THREATS = [deat.Linf(0.1), deat.L2(0.5), deat.L1(2.0)]
 NO_BALL_CONTAINS_ANOTHER = [deat.Linf(0.2), deat.L2(0.5), deat.L1(1.2)]
 UNIONS = [deat.Union(*NO_BALL_CONTAINS_ANOTHER, rule=rule) for rule in ("worst", "random", "error", "magnitude")]
-EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5", "g+fgsm", "m+g+deat"]
-UPDATE_COSTS = {"g+fgsm": 1, "m+g+deat": 1}
+EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5", "g+fgsm", "m+g+deat", "awp+fgsm", "g+awp+m+deat"]
+UPDATE_COSTS = {"g+fgsm": 1, "m+g+deat": 1, "awp+fgsm": 1, "g+awp+m+deat": 2}
 """Backprops a batch beyond k + 1."""
 
 

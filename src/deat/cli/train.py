@@ -438,7 +438,7 @@ class TrainCommand:
     model: str = "auto"
     """A name from `deat list models`, timm:NAME, torchvision:NAME, hf:NAME or my_file.py:NAME; auto fits the images."""
     method: str = "m+deat"
-    """A name from `deat list methods` (numbers may change, m+, f+ and g+ compose) or my_file.py:NAME, also m+NAME."""
+    """A name from `deat list methods` (numbers may change, m+, f+, g+ and awp+ compose) or my_file.py:NAME, also m+NAME."""
     epochs: OptionalInt = None
     """Passes over the training set (30)."""
     eps: OptionalFloat = None
@@ -509,6 +509,10 @@ class TrainCommand:
     """G+: the step of its finite difference, in units of eps (0.25; curvature 1)."""
     g_form: PenaltyChoice = None
     """G+: gradient (default), or curvature, which costs one backprop a batch more."""
+    awp_gamma: OptionalFloat = None
+    """AWP+: the length of the weights' perturbation, relative to the norm of each tensor (0.005)."""
+    awp_warmup: OptionalInt = None
+    """AWP+: epochs at the beginning without it (0)."""
     start: StartChoice = None
     """Where the perturbation starts."""
     persistent: bool = False

@@ -10,8 +10,9 @@ from deat.core.gradient_penalty import GradientPenalty
 from deat.core.inner_attack_settings import FreezeRule, FreezeWhenConverged, FreezeWhenFooled, InnerAttack
 from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 from deat.core.meter import EpochRecord, Meter
-from deat.core.move_order import Craft, PenaliseGradient, Play, Relay, Replay
+from deat.core.move_order import Craft, PenaliseGradient, PerturbWeights, Play, Relay, Replay
 from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
+from deat.core.weight_perturbation import WeightPerturbation
 
 __all__ = [
     "Budget",
@@ -32,11 +33,13 @@ __all__ = [
     "Meter",
     "Objective",
     "PenaliseGradient",
+    "PerturbWeights",
     "Play",
     "Relay",
     "Replay",
     "Trades",
     "TrainingLoss",
+    "WeightPerturbation",
     "boosted_cross_entropy",
     "cross_entropy",
     "kl_divergence",

@@ -1,6 +1,6 @@
 """The static device tensors of one batch, its budget, and the cost counters."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ class Budget:
         k: The number of steps of delta.
         step_size: The size of a step, in the units of the images (not in eps).
         level: FAT's tau (extra steps) or DAT's c_t (convergence threshold); other methods ignore it.
+        epoch: The epoch that the batch is in, from 0; only a warm-up reads it.
     """
 
     k: int
     step_size: float
     level: float = 0.0
+    epoch: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from deat.core.meter import Meter
 from deat.core.network_calls import NetworkCalls, unwrap_ddp
 from deat.core.training_losses import Objective
 from deat.core.union_rules import make_union_rule
+from deat.core.weight_perturbation import StoredTensors, WeightPerturbation
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor
 from deat.engine.half_precision import LossScaler
@@ -32,7 +33,7 @@ from deat.threat import ThreatModel, parse_threat
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.torch_utils import broadcast_mask, eval_mode
 
-SYNCHRONISED_MOVES = ("joint", "close", "observe")
+SYNCHRONISED_MOVES = ("joint", "perturb", "close", "observe")
 """Moves that communicate with other processes, or count what these share: not recorded with several processes."""
 
 Move = Callable[[Buffers], None]
@@ -88,7 +89,8 @@ class Game:
         has_static_gradients: Whether the weights' gradients stay in the same memory, so that recordings can add to
             them.
         penalty: What is added to the loss in the last update of each batch; a play of g+ sets it.
-        penalised_updates: How many updates it was added to.
+        weight_perturbation: How the weights are perturbed in the last update of each batch; a play of awp+ sets it.
+        last_updates: How many updates were the last of their batch.
 
     Example:
         >>> game = deat.Game(net, deat.Objective(net, method.objective), threat, method.attack, optimizer)
@@ -135,7 +137,9 @@ class Game:
         self._is_attacked = False
         self.has_static_gradients = False
         self.penalty: GradientPenalty | None = None
-        self.penalised_updates = 0
+        self.weight_perturbation: WeightPerturbation | None = None
+        self.last_updates = 0
+        self._has_summed_gradients = False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
 
@@ -321,29 +325,67 @@ class Game:
 
         Args:
             buffers: The batch's buffers.
-            last: Whether this is the batch's last update, the one that `penalty` is added to.
+            last: Whether this is the batch's last update, the one that `penalty` and
+                `weight_perturbation` change.
         """
         penalty = self.penalty if last else None
+        perturbation = self.weight_perturbation if last else None
+        self.last_updates += last
+        if perturbation is not None:
+            self._perturb_weights(buffers, perturbation)
         self._count_backprop(self._num_forwards)
         if penalty is not None:
-            self.penalised_updates += 1
             self.cost.backprops += penalty.backprops
             self.cost.passes += penalty.num_passes(self._num_forwards)
         self.executor.prepare_forward(buffers.x)
-        name = "joint" if penalty is None else f"joint with {penalty}"
-        self._run_move(name, partial(self._joint_update, penalty), buffers)
+        added = [str(part) for part in (penalty, perturbation) if part is not None]
+        move = partial(self._joint_update, penalty, perturbation is not None)
+        try:
+            self._run_move(" with ".join(["joint", *added]), move, buffers)
+        except BaseException:
+            if perturbation is not None:
+                self._stored_weights.restore()
+            raise
+        self._has_summed_gradients = False
         self.executor.weights_changed(by_optimizer=True)
         if self.after_update:
             self.after_update()
 
-    def _joint_update(self, penalty: GradientPenalty | None, buffers: Buffers) -> None:
-        finite = self.compute_both_gradients(buffers, penalty=penalty)
+    def _joint_update(self, penalty: GradientPenalty | None, is_perturbed: bool, buffers: Buffers) -> None:
+        finite = self.compute_both_gradients(buffers, penalty=penalty, is_measured=not is_perturbed)
+        if is_perturbed:
+            self._stored_weights.restore()
         self._step_weights(buffers)
         if finite is not None:
             buffers.valid.logical_and_(finite)
 
+    def _perturb_weights(self, buffers: Buffers, perturbation: WeightPerturbation) -> None:
+        """Move the weights along the gradient of the loss; the pass is the one that the batch is measured by."""
+        if self._has_summed_gradients:
+            raise UsageError("awp+ cannot perturb the weights of an update that sums the gradients of several passes.")
+        self._count_backprop(self._num_forwards)
+        self.executor.prepare_forward(buffers.x)
+        self._run_move(f"perturb by {perturbation}", partial(self._ascend_weights, perturbation), buffers)
+        self.executor.weights_changed()
+
+    def _ascend_weights(self, perturbation: WeightPerturbation, buffers: Buffers) -> None:
+        self.compute_both_gradients(buffers)
+        self.executor.merge_gradients()
+        self._stored_weights.store()
+        perturbation.perturb(self.net.parameters())
+        self.clear_gradients()
+
+    @cached_property
+    def _stored_weights(self) -> StoredTensors:
+        """The weights and the batch-norm statistics, to be put back after a pass with perturbed weights."""
+        return StoredTensors([*self.net.parameters(), *self.net.buffers()])
+
     def compute_both_gradients(
-        self, buffers: Buffers, layer: FirstLayer | None = None, penalty: GradientPenalty | None = None
+        self,
+        buffers: Buffers,
+        layer: FirstLayer | None = None,
+        penalty: GradientPenalty | None = None,
+        is_measured: bool = True,
     ) -> Tensor | None:
         """Compute the gradients by theta and by delta, as a part of a move.
 
@@ -357,6 +399,7 @@ class Game:
             layer: The first layer, if the gradients by its output offsets are needed as well (YOPO). The loss, accuracy
                 and magnitude are not recorded then.
             penalty: What is added to the loss for theta's gradient. Delta's is that of the loss alone.
+            is_measured: Whether delta's gradient, loss, accuracy and magnitude are written to the buffers.
 
         Returns:
             Under a loss scaler, whether delta's gradient is finite, as a device value; otherwise None.
@@ -381,6 +424,9 @@ class Game:
         self.executor.merge_gradients(keep_for_optimizer=True)
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches it or rounds it away.")
+        finite = self.engine.is_finite(delta.grad) if layer is None else None
+        if not is_measured:
+            return finite
         if own_grad is None:
             self.engine.unscale_into(buffers.grad, delta.grad, self.effective_batch_size(buffers))
         else:  # of this process's own mean, and not scaled
@@ -388,7 +434,6 @@ class Game:
             buffers.grad.copy_(grad if self.engine.scaler is None else torch.nan_to_num(grad, posinf=0.0, neginf=0.0))
         if layer is not None:
             return None  # the rest is recorded in the last pass of a batch only
-        finite = self.engine.is_finite(delta.grad)
         buffers.loss.copy_(loss.detach())
         buffers.num_correct.copy_(self.task.accuracy(logits.detach(), buffers.y).sum())
         if self.probe.move == "joint":
@@ -416,6 +461,7 @@ class Game:
             move: The move; it calls `compute_both_gradients` once.
         """
         self._count_backprop(self._num_forwards)
+        self._has_summed_gradients = True
         if self.engine.use_cuda_graphs and not self.has_static_gradients:
             self._allocate_gradients()
         self.executor.prepare_forward(buffers.x)
@@ -537,6 +583,7 @@ class Game:
     def mutable_tensors(self) -> Iterator[Tensor]:
         """Yield every tensor that a move may change, apart from the buffers'."""
         yield from (*self.net.parameters(), *self.net.buffers(), self.meter.sums, self.meter.counts)
+        yield from self._stored_weights.copies if self.weight_perturbation is not None else ()
         yield from self.executor.half_weight_tensors()
         yield from self.union_rule.tensors() if self.union_rule is not None else ()
         yield from (p.grad for p in self.net.parameters() if self.has_static_gradients and p.grad is not None)

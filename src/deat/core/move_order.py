@@ -12,6 +12,7 @@ from deat.core.first_layer import FirstLayer
 from deat.core.game import Game
 from deat.core.gradient_penalty import GradientPenalty
 from deat.core.union_rules import compares_losses
+from deat.core.weight_perturbation import WeightPerturbation
 from deat.errors import UsageError
 from deat.threat import ThreatModel
 
@@ -136,17 +137,11 @@ class Relay:
             game.step_delta(buffers)
 
 
-@dataclass(frozen=True)
-class PenaliseGradient:
-    """Another play, with a penalty on the gradient of the loss by the input in the last update of each batch (g+).
-
-    Args:
-        play: The other play.
-        penalty: The penalty.
-    """
+class _ChangesLastUpdate:
+    """Base class of plays that play another one, with something added to the last update of each batch."""
 
     play: Play
-    penalty: GradientPenalty
+    prefix: ClassVar[str]
 
     @property
     def crafts_first(self) -> bool:
@@ -158,28 +153,72 @@ class PenaliseGradient:
         """Whether the other play does."""
         return self.play.can_record
 
-    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
-        """Train on one batch: the other play, with the penalty."""
-        before, game.penalty, updates = game.penalty, self.penalty, game.penalised_updates
-        try:
-            self.play(game, x, y, budget)
-        finally:
-            game.penalty = before
-        if game.penalised_updates - updates != 1:
-            raise UsageError(
-                f"g+ adds its penalty to the last update of a batch, and {type(self.play).__name__} made "
-                f"{game.penalised_updates - updates} such updates. In the earlier ones, call "
-                "game.joint_update(buffers, last=False)."
-            )
-
     def check_threat(self, threat: ThreatModel) -> None:
         """Raise UsageError for a threat model that the other play refuses."""
         if callable(check := getattr(self.play, "check_threat", None)):
             check(threat)
 
+    def _play_inside(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        before = game.last_updates
+        self.play(game, x, y, budget)
+        if (updates := game.last_updates - before) != 1:
+            raise UsageError(
+                f"{self.prefix} changes the last update of a batch, and {type(self.play).__name__} made {updates} such "
+                "updates. In the earlier ones, call game.joint_update(buffers, last=False)."
+            )
+
+
+@dataclass(frozen=True)
+class PenaliseGradient(_ChangesLastUpdate):
+    """Another play, with a penalty on the gradient of the loss by the input in the last update of each batch (g+).
+
+    Args:
+        play: The other play.
+        penalty: The penalty.
+    """
+
+    play: Play
+    penalty: GradientPenalty
+    prefix: ClassVar[str] = "g+"
+
+    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        """Train on one batch: the other play, with the penalty."""
+        before, game.penalty = game.penalty, self.penalty
+        try:
+            self._play_inside(game, x, y, budget)
+        finally:
+            game.penalty = before
+
     def backprops(self, budget: Budget) -> int:
         """Return those of the other play, and those of the penalty."""
         return self.play.backprops(budget) + self.penalty.backprops
+
+
+@dataclass(frozen=True)
+class PerturbWeights(_ChangesLastUpdate):
+    """Another play, with the gradient of the last update of each batch taken at perturbed weights (awp+).
+
+    Args:
+        play: The other play.
+        perturbation: How the weights are perturbed, and from which epoch on.
+    """
+
+    play: Play
+    perturbation: WeightPerturbation
+    prefix: ClassVar[str] = "awp+"
+
+    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        """Train on one batch: the other play, its last update at perturbed weights."""
+        before = game.weight_perturbation
+        game.weight_perturbation = self.perturbation if self.perturbation.is_active(budget.epoch) else None
+        try:
+            self._play_inside(game, x, y, budget)
+        finally:
+            game.weight_perturbation = before
+
+    def backprops(self, budget: Budget) -> int:
+        """Return those of the other play, and one more from the end of the warm-up on."""
+        return self.play.backprops(budget) + self.perturbation.is_active(budget.epoch)
 
 
 def find_play(play: Play, kind: type[PlayT]) -> PlayT | None:

@@ -5,7 +5,7 @@ from typing import Any, get_args, get_type_hints
 
 from deat.core.game import MagnitudeProbe
 from deat.core.inner_attack_settings import FreezeWhenFooled
-from deat.core.move_order import PenaliseGradient, find_play, replace_play
+from deat.core.move_order import PenaliseGradient, PerturbWeights, find_play, replace_play
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
 from deat.methods.method_registry import get_method
@@ -34,6 +34,8 @@ def configure_method(
     g_weight: float | None = None,
     g_step: float | None = None,
     g_form: str | None = None,
+    awp_gamma: float | None = None,
+    awp_warmup: int | None = None,
 ) -> Method:
     """Return a method with some of its settings changed. None leaves a setting as it is.
 
@@ -52,6 +54,8 @@ def configure_method(
         g_weight: G+: weight of the gradient penalty.
         g_step: G+: step of its finite difference, in units of eps.
         g_form: G+: "gradient" or "curvature", with the other settings at the defaults of the form.
+        awp_gamma: AWP+: length of the weights' step, relative to the norm of each tensor.
+        awp_warmup: AWP+: epochs at the beginning without it.
 
     Returns:
         The changed method.
@@ -73,6 +77,7 @@ def configure_method(
     }
     method = _replace_settings(method, "schedule", schedule, "gamma and max_steps belong to m+ methods, such as m+deat")
     method = _replace_penalty(method, g_form, {"weight": g_weight, "step": g_step})
+    method = _replace_perturbation(method, {"gamma": awp_gamma, "warmup": awp_warmup})
     method = _replace_settings(method, "probe", {"space": space}, "")
     method = _replace_settings(method, "objective", {"beta": beta}, "beta belongs to trades and mart")
     return _replace_settings(method, "attack", {"start": start, "persistent": persistent, "compact": compact}, "")
@@ -117,6 +122,20 @@ def _replace_penalty(method: Method, form: str | None, values: dict[str, Any]) -
         raise unknown_name_error("g_form", form, DEFAULT_PENALTIES)
     penalty = replace(DEFAULT_PENALTIES[form] if form else part.penalty, **changes)
     return replace(method, play=replace_play(method.play, part, replace(part, penalty=penalty)))
+
+
+def _replace_perturbation(method: Method, values: dict[str, Any]) -> Method:
+    changes = {name: to_python_number(value) for name, value in values.items() if value is not None}
+    if not changes:
+        return method
+    part = find_play(method.play, PerturbWeights)
+    if part is None:
+        raise UsageError(
+            f"{method.name} does not perturb its weights: awp_gamma and awp_warmup belong to awp+ methods, such as "
+            f"awp+{method.name}."
+        )
+    perturbation = replace(part.perturbation, **changes)
+    return replace(method, play=replace_play(method.play, part, replace(part, perturbation=perturbation)))
 
 
 def check_alpha(alpha: float, threat: ThreatModel) -> None:

@@ -1,4 +1,4 @@
-"""Methods by name: registered patterns, the paper's spellings, and the prefixes m+, f+ and g+.
+"""Methods by name: registered patterns, the paper's spellings, and the prefixes m+, f+, g+ and awp+.
 
 A pattern's capital letters are whole numbers: ``pgd-K`` matches ``pgd-7`` and ``pgd-10``, and ``pgd`` with the default
 of the builder's parameter k. A part in brackets is left out of the name at that default: ``trades[-K]``. A method
@@ -64,7 +64,7 @@ def register_method(pattern: str, *prefixes: str) -> Callable[[MethodBuilder], M
     """Register a method under a name: a decorator for a function that returns a Method.
 
     A parameter of the function called `rules`, if there is one, receives the rule set. Every method can be composed
-    with m+, f+ and g+.
+    with m+, f+, g+ and awp+.
 
     Args:
         pattern: Name of the method. Capital letters are whole numbers and parameters of the function, as in bold-K.
@@ -114,7 +114,7 @@ def get_method(name: str | Method, *, rules: str | RuleSet = "default") -> Metho
     """Return the method of a name.
 
     Args:
-        name: A registered name (numbers may change, m+, f+ and g+ compose), a file's method as my_file.py:NAME, or a
+        name: A registered name (numbers may change, m+, f+, g+ and awp+ compose), a file's method as my_file.py:NAME, or a
             Method, which is returned as it is.
         rules: Rule set, "default", "literal" or "released".
 
@@ -183,7 +183,10 @@ def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
     if method:
         return method
     raise unknown_name_error(
-        "method", original_name, list_methods(), "Numbers may change (pgd-10, deat-55%), and m+, f+ and g+ compose."
+        "method",
+        original_name,
+        list_methods(),
+        "Numbers may change (pgd-10, deat-55%), and m+, f+, g+ and awp+ compose.",
     )
 
 

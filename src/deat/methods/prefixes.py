@@ -2,7 +2,8 @@
 
 M+ lets the gradient magnitude decide how many steps the adversary takes. F+ (friendly) lets each example
 stop tau steps after it is first misclassified (Zhang et al. 2020). G+ adds a penalty on the gradient of the loss by
-the input to the last update of each batch (Finlay and Oberman 2021; Moosavi-Dezfooli et al. 2019).
+the input to the last update of each batch (Finlay and Oberman 2021; Moosavi-Dezfooli et al. 2019). AWP+ takes the
+gradient of that update at the worst weights nearby (Wu, Xia, Wang 2020).
 """
 
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from dataclasses import replace
 
 from deat.core.gradient_penalty import GradientPenalty
 from deat.core.inner_attack_settings import FreezeWhenFooled
-from deat.core.move_order import PenaliseGradient, find_play
+from deat.core.move_order import PenaliseGradient, PerturbWeights, Relay, find_play
+from deat.core.weight_perturbation import WeightPerturbation
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
 from deat.methods.rule_sets import RuleSet, get_rule_set
@@ -120,13 +122,52 @@ def gplus(base: Method, form: str = "gradient", weight: float | None = None, ste
     return replace(base, name=f"g+{base.name}", play=play, summary=summary)
 
 
+def awp(base: Method, gamma: float = 0.005, warmup: int = 0) -> Method:
+    """Return AWP+base: the gradient of the last update of each batch is taken at adversarially perturbed weights.
+
+    After the perturbation of the images is made, one more pass gives the gradient of the training loss by the weights, and
+    each weight tensor W of two or more dimensions moves by gamma |W| along it. The update's gradient is that at these
+    weights. Then the weights are put back bit for bit, and stepped. It costs one backprop a batch. Delta's gradient, l_X,
+    loss, accuracy and batch-norm statistics are those of the pass at the weights themselves. Replaying methods perturb in
+    the last update of a batch alone.
+
+    Args:
+        base: Any method but YOPO, also with other prefixes.
+        gamma: The length of the step relative to the norm of each tensor. The authors take 0.01 with PGD and 0.005 with
+            TRADES.
+        warmup: Epochs at the beginning without it.
+
+    Returns:
+        The method, named awp+base.
+
+    Raises:
+        UsageError: If base is no Method, sums the gradients of several passes, or is perturbed already, or a setting is
+            not accepted.
+
+    Example:
+        >>> deat.awp(deat.get_method("pgd-7"), gamma=0.01).name
+        'awp+pgd-7'
+    """
+    _check_is_method(base, "awp+")
+    if find_play(base.play, PerturbWeights):
+        raise UsageError(f"awp+ is in {base.name} already. Write it once.")
+    if find_play(base.play, Relay):
+        raise UsageError(
+            f"awp+ cannot be put before {base.name}: its update sums the gradients of several passes, which are taken at "
+            "the same weights. Use a method such as pgd-7 or free-4."
+        )
+    play = PerturbWeights(base.play, WeightPerturbation(gamma, warmup))
+    return replace(base, name=f"awp+{base.name}", play=play, summary=_join(base.summary, "at perturbed weights"))
+
+
 PREFIXES: dict[str, Callable[[Method, RuleSet], Method]] = {
     "m+": lambda base, rules: mplus(base, rules=rules),
     "f+": lambda base, rules: friendly(base),
     "g+": lambda base, rules: gplus(base),
+    "awp+": lambda base, rules: awp(base),
 }
 """The prefixes of names."""
-UPDATE_PREFIXES = ("g+",)
+UPDATE_PREFIXES = ("g+", "awp+")
 """Those that change how weights are updated and nothing else, so that they fit before and after the others."""
 
 

@@ -24,7 +24,11 @@ DEDICATED_FLAGS = {
     "download": "--download",
 }
 """Settings with a flag of their own."""
-METHOD_SPECIFIC_SETTINGS = ("gamma", "max_steps", "beta", "tau", "compact", "g_weight", "g_step", "g_form")
+METHOD_SPECIFIC_SETTINGS = (
+    *("gamma", "max_steps", "beta", "tau", "compact"),
+    *("g_weight", "g_step", "g_form"),
+    *("awp_gamma", "awp_warmup"),
+)
 """Settings that only some methods have. The rows of other methods are left unchanged."""
 
 

@@ -17,6 +17,8 @@ NAMES = {
     "method.play.penalty.form": "form of the gradient penalty",
     "method.play.penalty.weight": "weight of the gradient penalty",
     "method.play.penalty.step": "step of the gradient penalty",
+    "method.play.perturbation.gamma": "size of the weight perturbation",
+    "method.play.perturbation.warmup": "epochs without weight perturbation",
     "method.schedule.kind": "schedule of the steps k",
     "method.schedule.k": "steps k",
     "method.schedule.alpha": "step size alpha",

@@ -76,6 +76,8 @@ class Request:
     g_weight: float | None = None
     g_step: float | None = None
     g_form: str | None = None
+    awp_gamma: float | None = None
+    awp_warmup: int | None = None
     init: str | None = None
     held_out: int | None = None
     watch: str | None = None
@@ -92,7 +94,7 @@ class Request:
     def method_options(self) -> dict[str, Any]:
         """The method's settings that were given."""
         names = ["alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact", "space"]
-        names += ["g_weight", "g_step", "g_form"]
+        names += ["g_weight", "g_step", "g_form", "awp_gamma", "awp_warmup"]
         return {name: getattr(self, name) for name in names}
 
 
