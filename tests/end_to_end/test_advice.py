@@ -15,7 +15,7 @@ import torch
 from deat.cli.evaluate import EXIT_FLAGGED
 from deat.cli.main import main
 from deat.core.game import Game
-from deat.report.load import load_run_results
+from deat.report.run_results import load_run_results
 from deat.training.messages import format_command
 from deat.utils.distributed import Distributed
 from helpers.data_sets import tree, write_folder

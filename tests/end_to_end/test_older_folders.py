@@ -15,7 +15,7 @@ from deat.cli.bench import BenchCommand, plan_cells
 from deat.cli.main import main
 from deat.data import cifar, datasets
 from deat.recipes import get_recipe
-from deat.report.load import load_bench, load_run_results
+from deat.report.run_results import load_bench, load_run_results
 from deat.runs.request import resolve_request
 from deat.runs.schema import read_bench_record, read_record
 from deat.utils.safetensors_files import read_tensors

@@ -23,7 +23,7 @@ import deat
 from deat.cli.bench import print_results
 from deat.cli.main import main
 from deat.errors import CheckpointError
-from deat.report.load import load_bench
+from deat.report.run_results import load_bench
 from deat.runs.run_dir import create_unique_folder
 from deat.utils.anonymize_paths import anonymize_paths, restore_user_paths
 from deat.utils.safetensors_files import read_note, read_tensors

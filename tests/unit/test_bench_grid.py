@@ -9,7 +9,7 @@ import pytest
 from deat import recipes
 from deat.bench.bench_folder import MAX_ATTEMPTS, Grid, make_cells, remove_damaged_evaluations
 from deat.errors import CheckpointError, DataError, UsageError
-from deat.report.load import load_bench
+from deat.report.run_results import load_bench
 from helpers.locks import remove_locks
 from helpers.runs import make_run
 

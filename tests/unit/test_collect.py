@@ -7,7 +7,7 @@ import pytest
 
 from deat.errors import DataError
 from deat.evaluation.results import AttackResult, Evaluation
-from deat.report.load import load_bench, load_run_results
+from deat.report.run_results import load_bench, load_run_results
 from deat.training.epoch_records import EpochStats, EpochTiming, append_record
 
 ATTACKS = ("natural", "pgd-20")

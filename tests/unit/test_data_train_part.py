@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.cli.main import main
-from deat.data.train_part import select_train_indices, take_train_images
+from deat.data.train_subset import select_train_indices, take_train_images
 from deat.errors import UsageError
 from deat.runs.schema import read_record
 from deat.training.data_split import take_train_part

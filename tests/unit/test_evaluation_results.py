@@ -22,7 +22,7 @@ from deat.evaluation.results import (
     unpack_labels,
 )
 from deat.evaluation.sanity import Flag
-from deat.report.load import load_run_results
+from deat.report.run_results import load_run_results
 from helpers.eval_attackers import Own
 from helpers.eval_nets import THREAT, digits, robust, softmax
 from helpers.nets import conv_net, images

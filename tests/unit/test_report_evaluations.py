@@ -11,9 +11,9 @@ from deat.cli.main import main
 from deat.errors import DataError, UsageError
 from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
 from deat.report.evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
-from deat.report.load import load_run_results
 from deat.report.page_data import build_winner_cards
 from deat.report.report_data import load_report_data
+from deat.report.run_results import load_run_results
 from deat.report.tables import build_results_table
 from helpers.nets import conv_net, images
 

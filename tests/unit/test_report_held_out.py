@@ -11,7 +11,14 @@ import torch
 from deat.cli.main import main
 from deat.cli.report import ReportCommand, build_report, report_to_json
 from deat.report.figure_data import build_trade_off_figure
-from deat.report.held_out import (
+from deat.report.html import render_page, render_section
+from deat.report.page_data import build_held_out, build_warnings, find_front_indices, rank_rows
+from deat.report.problems import list_run_problems
+from deat.report.report_data import load_report_data
+from deat.report.run_results import load_run_results
+from deat.report.stats import list_attacks
+from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
+from deat.report.unevaluated_runs import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
     collect_held_out_results,
@@ -20,13 +27,6 @@ from deat.report.held_out import (
     list_evaluate_commands,
     render_held_out_markdown,
 )
-from deat.report.html import render_page, render_section
-from deat.report.load import load_run_results
-from deat.report.page_data import build_held_out, build_warnings, find_front_indices, rank_rows
-from deat.report.problems import list_run_problems
-from deat.report.report_data import load_report_data
-from deat.report.stats import list_attacks
-from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
 from deat.utils.safetensors_files import encode_tensors
 from helpers.runs import make_bench, make_run, one_run
 

@@ -36,7 +36,6 @@ from deat.report.figure_data import (
 )
 from deat.report.html import read_asset, render_page, render_section
 from deat.report.latex import render_latex_table
-from deat.report.load import load_bench
 from deat.report.page_data import (
     build_claims,
     build_scores,
@@ -49,6 +48,7 @@ from deat.report.page_data import (
 )
 from deat.report.problems import collect_remarks, list_run_problems
 from deat.report.report_data import load_report_data
+from deat.report.run_results import load_bench
 from deat.report.stats import (
     choose_ranking_attack,
     find_low_outliers,

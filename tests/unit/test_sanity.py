@@ -17,7 +17,7 @@ from deat.evaluation.block_evaluation import sample_indices
 from deat.evaluation.evaluator import DEFAULT_ATTACKS, evaluate
 from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import FLAG_ADVICE, Flag, accuracy_tolerance, check_consistency
-from deat.evaluation.sanity.flags import DOCS_PAGE
+from deat.evaluation.sanity.flag_advice import DOCS_PAGE
 from helpers.eval_attackers import Own
 from helpers.eval_nets import (
     EPS,

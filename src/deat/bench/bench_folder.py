@@ -14,7 +14,7 @@ from typing import Any
 from deat.errors import CheckpointError, DeatError, NewerVersionError, UsageError
 from deat.evaluation.results import load_evaluation
 from deat.recipes import Recipe, RecipeRow
-from deat.report.load import load_run_results
+from deat.report.run_results import load_run_results
 from deat.runs.schema import (
     BENCH_FILE,
     EVALUATION_FILES,

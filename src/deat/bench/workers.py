@@ -23,7 +23,7 @@ from deat.errors import CheckpointError, DeatError, Interrupted, NumericalError,
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.resume_log import lock_evaluation, resume_log_path
 from deat.recipes.recipe import AttackRound
-from deat.report.load import load_run_results
+from deat.report.run_results import load_run_results
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.load_run import get_test_split, load_run_model
 from deat.runs.request import Run

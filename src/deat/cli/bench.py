@@ -24,13 +24,13 @@ from deat.cli.evaluate import EXIT_FLAGGED
 from deat.cli.flag_types import IntFlag, OptionalInt, OptionalStr, ParallelChoice
 from deat.errors import Interrupted, UsageError
 from deat.evaluation.sanity import FLAG_ADVICE
-from deat.evaluation.sanity.flags import docs_link
+from deat.evaluation.sanity.flag_advice import docs_link
 from deat.recipes import Recipe, RecipeRow, apply_overrides, get_recipe
 from deat.recipes.overrides import parse_overrides
-from deat.report.load import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
 from deat.report.problems import collect_flags, list_unchecked_seeds
+from deat.report.run_results import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
 from deat.report.stats import describe_coverage, describe_samples
-from deat.runs.plan import estimate_evaluation_seconds, estimate_run_cost
+from deat.runs.run_cost import estimate_evaluation_seconds, estimate_run_cost
 from deat.runs.schema import FAILURE_FILE
 from deat.training.config import to_recorded_names
 from deat.training.cost_estimate import CostEstimate

@@ -11,7 +11,7 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from deat.cli.flag_types import IntFlag, NormChoice, OptionalFloat, OptionalStr
-from deat.data.image_files import list_image_files
+from deat.data.input_images import list_image_files
 from deat.errors import DataError, UsageError
 from deat.runs.attack_images import (
     DEFAULT_ATTACK,

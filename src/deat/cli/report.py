@@ -43,18 +43,8 @@ from deat.report.gallery import (
     select_candidates,
     select_tiles,
 )
-from deat.report.held_out import (
-    EVALUATE_COMMANDS_INTRO,
-    HELD_OUT_TITLE,
-    collect_held_out_results,
-    format_held_out_cells,
-    get_held_out_header,
-    list_evaluate_commands,
-    render_held_out_markdown,
-)
 from deat.report.html import render_page
 from deat.report.latex import render_latex_table
-from deat.report.load import ReportRow, RunResults
 from deat.report.metric_table import render_metrics_markdown
 from deat.report.page_data import Report
 from deat.report.problems import (
@@ -67,6 +57,7 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData, load_report_data
+from deat.report.run_results import ReportRow, RunResults
 from deat.report.stats import get_mean_accuracy, summarize_accuracy, summarize_cost
 from deat.report.tables import (
     ResultsTable,
@@ -78,6 +69,15 @@ from deat.report.tables import (
     render_scores_tables,
 )
 from deat.report.titles import format_title
+from deat.report.unevaluated_runs import (
+    EVALUATE_COMMANDS_INTRO,
+    HELD_OUT_TITLE,
+    collect_held_out_results,
+    format_held_out_cells,
+    get_held_out_header,
+    list_evaluate_commands,
+    render_held_out_markdown,
+)
 from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
 from deat.runs.run_dir import WEIGHT_FOLDERS, is_report_folder, list_report_files
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record

@@ -36,8 +36,8 @@ from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
 from deat.runs.initial_scores import InitialScores, score_initial_weights
 from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
-from deat.runs.plan import estimate_run_cost
 from deat.runs.request import Request, Run, resolve_request
+from deat.runs.run_cost import estimate_run_cost
 from deat.runs.run_dir import (
     LOGS_FOLDER,
     RunFolder,

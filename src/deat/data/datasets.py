@@ -15,7 +15,7 @@ from deat.data.hugging_face import is_hugging_face, is_hugging_face_dict, read_h
 from deat.data.image_label_checks import UNIT_BOX, Box
 from deat.data.image_set import ImageSet
 from deat.data.streaming import AnyImageSet
-from deat.data.train_part import take_train_images
+from deat.data.train_subset import take_train_images
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Classification, Segmentation, Task, get_task
 from deat.utils.anonymize_paths import anonymize_paths

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from deat.data import Source
 from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
 from deat.errors import CheckpointError, UsageError
+from deat.evaluation.adversarial_examples import AdversarialExamples
 from deat.evaluation.attacks import is_natural
 from deat.evaluation.fast_model import exact_float32
-from deat.evaluation.kept_examples import AdversarialExamples
 from deat.evaluation.results import read_evaluation_json
 from deat.evaluation.verified_attack import AttackLike
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from deat.data import DataLike, DataSplits, Source, as_source
 from deat.data.datasets import adapt_data
 from deat.errors import DataError, UsageError, unknown_name_error
+from deat.evaluation.adversarial_examples import AdversarialExamples, check_examples
 from deat.evaluation.arguments import (
     EvaluationRequest,
     call_on_one_image,
@@ -28,7 +29,6 @@ from deat.evaluation.arguments import (
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
 from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
 from deat.evaluation.fast_model import choose_attack_engine
-from deat.evaluation.kept_examples import AdversarialExamples, check_examples
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
 from deat.evaluation.resume_log import (

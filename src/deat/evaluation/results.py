@@ -16,7 +16,7 @@ from deat.evaluation.intervals import bootstrap_intervals, wilson_interval
 from deat.evaluation.sanity import Flag
 from deat.evaluation.verified_attack import BlockResult, combine_worst, sum_counts
 from deat.tasks import Task, build_task
-from deat.utils.checksums import add_checksum, is_unchanged
+from deat.utils.json_checksum import add_checksum, is_unchanged
 from deat.utils.notebook_display import make_data_frame, render_html
 from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_atomic, write_json

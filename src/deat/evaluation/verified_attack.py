@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from deat.evaluation.adversarial_examples import AdversarialExamples
 from deat.evaluation.attacks import call_attack, exact_outputs, is_natural
 from deat.evaluation.fast_model import CountingModel, FastModel, choose_attack_precision, exact_float32, full_precision
-from deat.evaluation.kept_examples import AdversarialExamples
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.seeding import derive_seed

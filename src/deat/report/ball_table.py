@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from deat.report.load import ReportRow
+from deat.report.run_results import ReportRow
 from deat.report.stats import (
     format_attack_name,
     format_deviation,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deat.recipes.paper_numbers import PAPER_CLAIMS, PAPER_TABLES, PaperClaim
-from deat.report.load import ReportRow
 from deat.report.report_data import OTHER_SETUP_MARK
+from deat.report.run_results import ReportRow
 from deat.report.stats import summarize_cost
 
 

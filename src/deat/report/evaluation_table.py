@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from deat.report.load import ReportRow, RunResults
+from deat.report.run_results import ReportRow, RunResults
 from deat.report.stats import format_attack_name
 from deat.runs.schema import EVALUATION_FILES
 from deat.utils.text import escape_markdown, format_eps, format_markdown_table, format_percent

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from deat.report.load import ReportRow, RunResults
 from deat.report.problems import collect_flags
+from deat.report.run_results import ReportRow, RunResults
 from deat.report.significance import select_rankable_rows
 from deat.report.stats import (
     find_low_outliers,

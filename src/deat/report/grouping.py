@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deat.report.load import BenchResults, ReportRow, RunResults
+from deat.report.run_results import BenchResults, ReportRow, RunResults
 from deat.threat import format_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.text import format_eps, make_printable

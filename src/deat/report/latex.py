@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from deat.report.escape import escape_latex
-from deat.report.load import ReportRow
 from deat.report.problems import FLAGGED_MARK, collect_flags, exclude_flagged_rows
 from deat.report.report_data import OTHER_SETUP_MARK
+from deat.report.run_results import ReportRow
 from deat.report.significance import SIGNIFICANCE_LEVEL, PairedComparison, find_ties, select_rankable_rows
 from deat.report.stats import (
     AccuracyCell,

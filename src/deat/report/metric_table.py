@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from deat.report.load import ReportRow
+from deat.report.run_results import ReportRow
 from deat.report.stats import format_attack_name
 from deat.utils.text import format_markdown_table
 

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from deat.errors import DataError, DeatError, UsageError
 from deat.evaluation.results import Evaluation
-from deat.report.load import RunResults, load_run_results
+from deat.report.run_results import RunResults, load_run_results
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.saved_run import load_evaluations
 from deat.runs.schema import RUN_FILE, WATCH_FILE, RunRecord, read_record

@@ -10,16 +10,6 @@ from deat.report.evaluation_table import EVALUATIONS_HEADER, EVALUATIONS_NOTE, E
 from deat.report.figure_data import Figure, Panel, get_figure_title, get_unit, get_y_label
 from deat.report.gallery import Gallery, image_to_data_uri
 from deat.report.grouping import assign_comparison_groups
-from deat.report.held_out import (
-    EVALUATE_COMMANDS_INTRO,
-    HELD_OUT_NOTE,
-    HELD_OUT_TITLE,
-    collect_held_out_results,
-    format_held_out_cells,
-    get_held_out_header,
-    list_evaluate_commands,
-)
-from deat.report.load import ReportRow, RunResults
 from deat.report.metric_table import METRICS_NOTE, METRICS_TITLE, list_metric_columns, list_metric_rows
 from deat.report.problems import (
     FLAGGED_MARK,
@@ -32,6 +22,7 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData
+from deat.report.run_results import ReportRow, RunResults
 from deat.report.setting_names import SETTINGS_IN_EPS, format_setting_value, group_settings, name_setting
 from deat.report.significance import SIGNIFICANCE_LEVEL, describe_ties, select_rankable_rows
 from deat.report.stats import (
@@ -65,6 +56,15 @@ from deat.report.tables import (
     read_task,
 )
 from deat.report.titles import describe_common_setup
+from deat.report.unevaluated_runs import (
+    EVALUATE_COMMANDS_INTRO,
+    HELD_OUT_NOTE,
+    HELD_OUT_TITLE,
+    collect_held_out_results,
+    format_held_out_cells,
+    get_held_out_header,
+    list_evaluate_commands,
+)
 from deat.utils.text import format_eps, make_printable
 
 NOT_COMPARABLE_TEXT = (

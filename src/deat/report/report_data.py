@@ -20,8 +20,8 @@ from deat.report.grouping import (
     merge_bench_rows,
     read_evaluation_info,
 )
-from deat.report.load import BenchResults, ReportRow, RunResults, load_bench, load_run_results
 from deat.report.problems import add_status, list_unchecked_seeds
+from deat.report.run_results import BenchResults, ReportRow, RunResults, load_bench, load_run_results
 from deat.report.stats import describe_samples, describe_single_seeds
 from deat.runs.checkpoint_folder import read_checkpoint_folder
 from deat.runs.run_dir import has_checkpoint
@@ -29,7 +29,7 @@ from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.threat import format_threat
 from deat.training.epoch_records import EpochWatch, read_watch
 from deat.utils.anonymize_paths import anonymize_paths
-from deat.utils.checksums import is_unchanged
+from deat.utils.json_checksum import is_unchanged
 from deat.utils.text import make_printable, summarize_error
 from deat.utils.user_paths import expand_path
 

@@ -9,10 +9,9 @@ from typing import Any
 from deat.recipes.paper_numbers import PaperValue, find_paper_table, find_paper_value
 from deat.report.claim_checks import CheckedClaim, describe_claim_setups
 from deat.report.escape import escape_csv
-from deat.report.held_out import collect_held_out_results, get_held_out_csv_fields
-from deat.report.load import ReportRow, RunResults
 from deat.report.problems import FLAGGED_MARK, collect_remarks, describe_noted_jumps
 from deat.report.report_data import OTHER_SETUP_MARK, ReportData
+from deat.report.run_results import ReportRow, RunResults
 from deat.report.significance import TEST_DESCRIPTION, PairedComparison, choose_baseline, compare_rows
 from deat.report.stats import (
     CONCURRENT_MARK,
@@ -29,6 +28,7 @@ from deat.report.stats import (
     summarize_accuracy,
     summarize_cost,
 )
+from deat.report.unevaluated_runs import collect_held_out_results, get_held_out_csv_fields
 from deat.runs.run_report import render_score_table
 from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.utils.text import escape_markdown, format_markdown_table

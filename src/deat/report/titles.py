@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from deat.report.load import ReportRow
 from deat.report.report_data import ReportData
+from deat.report.run_results import ReportRow
 from deat.threat import format_threat
 from deat.utils.text import make_printable
 

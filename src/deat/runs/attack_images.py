@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deat.data.image_files import ImageFile, InputImage, list_image_files, read_image_file, unreadable_error
+from deat.data.input_images import ImageFile, InputImage, list_image_files, read_image_file, unreadable_error
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attack_registry import describe_attack, get_attack
 from deat.evaluation.attacks import call_attack, is_natural

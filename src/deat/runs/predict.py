@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.data.image_files import (
+from deat.data.input_images import (
     ImageFile,
     InputImage,
     check_takes_images,

@@ -27,7 +27,7 @@ from deat.training.result_folder import describe_training, write_run_json
 from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
 from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths
-from deat.utils.checksums import is_unchanged
+from deat.utils.json_checksum import is_unchanged
 from deat.utils.numbers import is_int_at_least
 from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_json

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deat.core.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.errors import DataError, UsageError
-from deat.tasks.learner_options import LearnerOptions, check_loss_is
+from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
 from deat.tasks.task import ClassWeights, Task, rows_of
 
 

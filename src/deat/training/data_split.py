@@ -11,7 +11,7 @@ from deat.data.dataloader_source import DatasetPart, data_type_name
 from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, get_labels
 from deat.data.image_set import split_indices
 from deat.data.sources import as_image_set, check_no_augment, check_not_data_name
-from deat.data.train_part import select_train_indices, take_train_images
+from deat.data.train_subset import select_train_indices, take_train_images
 from deat.errors import DataError, UsageError
 from deat.tasks import Task
 from deat.training.config import TrainConfig, resolve_device

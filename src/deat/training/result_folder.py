@@ -13,7 +13,7 @@ from deat.models.weights import unwrap_model
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.training.epoch_records import write_records
-from deat.utils.checksums import add_checksum
+from deat.utils.json_checksum import add_checksum
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.safetensors_files import Tensors, encode_tensors, read_weights_hash
 from deat.version import get_versions

@@ -7,7 +7,7 @@ differ only if they are more than 0.5 points and more than 2 images apart.
 from deat.evaluation.sanity.after_attack import check_after_attacks, estimate_check_passes
 from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE, are_probabilities, check_before_attacks
 from deat.evaluation.sanity.consistency import check_consistency
-from deat.evaluation.sanity.flags import FLAG_ADVICE, Flag, accuracy_tolerance
+from deat.evaluation.sanity.flag_advice import FLAG_ADVICE, Flag, accuracy_tolerance
 from deat.evaluation.sanity.fresh_copies import FreshCopies, check_memory, copy_before_queries
 
 SANITY_IMAGES = 128

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, correct_under_attack, parse_attack
 from deat.evaluation.fast_model import exact_float32
-from deat.evaluation.sanity.flags import Flag, accuracy_tolerance, make_flag
+from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import Linf, ThreatModel
 from deat.utils.text import format_eps

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from deat.evaluation.attacks import compute_gradient
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.intervals import wilson_interval
-from deat.evaluation.sanity.flags import Flag, make_flag
+from deat.evaluation.sanity.flag_advice import Flag, make_flag
 from deat.tasks import CLASSIFICATION, Task
 from deat.utils.torch_utils import eval_mode
 

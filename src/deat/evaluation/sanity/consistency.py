@@ -3,7 +3,7 @@
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
-from deat.evaluation.sanity.flags import Flag, accuracy_tolerance, make_flag
+from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 
 if TYPE_CHECKING:
     from deat.evaluation.results import Evaluation

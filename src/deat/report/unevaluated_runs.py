@@ -11,8 +11,8 @@ from typing import Any
 
 from deat.evaluation.evaluator import DEFAULT_ATTACKS
 from deat.evaluation.results import WORST_ONLY
-from deat.report.load import ReportRow, RunResults, SeedStatistics
 from deat.report.problems import UNEVALUATED
+from deat.report.run_results import ReportRow, RunResults, SeedStatistics
 from deat.report.stats import RowCost, format_attack_name, format_minutes
 from deat.runs.schema import RUN_FILE, WEIGHTS_FILE
 from deat.training.epoch_records import EpochStats
