@@ -10,7 +10,7 @@ from torch import nn
 
 import deat
 from deat.data import Augment, ImageSet
-from deat.engine.engine import has_native_cpu_bf16
+from deat.engine.precision import has_native_cpu_bf16
 
 CORES = 2
 BATCH = 64

@@ -12,7 +12,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 import deat
 from deat.core.buffers import Budget
-from deat.engine.engine import choose_precision
+from deat.engine.precision import choose_precision
 from deat.errors import UsageError
 from deat.training import engine_choice
 from deat.training.config import resolve_device

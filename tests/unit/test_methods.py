@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import deat
-from deat.core.inner_attack_settings import FreezeWhenConverged, FreezeWhenFooled
+from deat.core.freeze_rules import FreezeWhenConverged, FreezeWhenFooled
 from deat.core.move_order import Craft, Relay, Replay
 from deat.core.training_losses import CrossEntropy, Mart, Trades
 from deat.errors import UsageError

@@ -5,10 +5,12 @@ in which order they are made. docs/python.md and examples/own_loop.py show a loo
 """
 
 from deat.core.buffers import Budget, Buffers, Cost
-from deat.core.game import Game, MagnitudeProbe
+from deat.core.freeze_rules import FreezeRule, FreezeWhenConverged, FreezeWhenFooled
+from deat.core.game import Game
 from deat.core.gradient_penalty import GradientPenalty
-from deat.core.inner_attack_settings import FreezeRule, FreezeWhenConverged, FreezeWhenFooled, InnerAttack
+from deat.core.inner_attack import InnerAttack
 from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
+from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.meter import EpochRecord, Meter
 from deat.core.move_order import Craft, PenaliseGradient, PerturbWeights, Play, Relay, Replay
 from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss

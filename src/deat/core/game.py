@@ -8,9 +8,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +16,8 @@ from torch import Tensor, nn
 from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.first_layer import FirstLayer, find_first_layer
 from deat.core.gradient_penalty import GradientPenalty
-from deat.core.inner_attack_settings import DeltaScale, InnerAttack
+from deat.core.inner_attack import DeltaScale, InnerAttack
+from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.meter import Meter
 from deat.core.network_calls import NetworkCalls, unwrap_ddp
 from deat.core.training_losses import Objective
@@ -37,21 +36,6 @@ SYNCHRONISED_MOVES = ("joint", "perturb", "close", "observe")
 """Moves that communicate with other processes, or count what these share: not recorded with several processes."""
 
 Move = Callable[[Buffers], None]
-
-
-@dataclass(frozen=True)
-class MagnitudeProbe:
-    """Which gradient is measured as l_X, the gradient magnitude that DEAT's schedule watches.
-
-    Args:
-        move: The move whose gradient is measured: the last "joint" (J) or the last "ascend" (A) of a batch.
-        over: Whether l_X is summed over the "epoch" or taken from its "last_batch".
-        space: Whether the gradient is by pixels or by "normalised" inputs, as in the paper's released code.
-    """
-
-    move: Literal["joint", "ascend"] = "joint"
-    over: Literal["epoch", "last_batch"] = "epoch"
-    space: Literal["pixel", "normalised"] = "pixel"
 
 
 class Game:
@@ -120,7 +104,7 @@ class Game:
         self.probe, self.engine = probe or MagnitudeProbe(), engine or Engine()
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
-        self.pixel_scale = pixel_scale if self.probe.space == "normalised" else None
+        self.pixel_scale = pixel_scale
         self.meter = Meter(device, self.probe.over, distributed, self.engine.non_finite_hint)
         self.generator = torch.Generator(device)
         self.step_size, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
@@ -527,8 +511,7 @@ class Game:
             return self.attack.loss_fn(self.task)(outputs, buffers.y, buffers.reference_logits)
 
     def _measure_magnitude(self, buffers: Buffers) -> None:
-        grad = buffers.grad if self.pixel_scale is None else buffers.grad * self.pixel_scale
-        buffers.magnitude.copy_(self.batch_threat(buffers).dual_norm(grad))
+        buffers.magnitude.copy_(self.probe.measure(buffers.grad, self.batch_threat(buffers), self.pixel_scale))
 
     def end_batch(self, buffers: Buffers) -> None:
         """Add the batch to the meter, and store delta if it is carried to the next batch.

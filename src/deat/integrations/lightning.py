@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from deat.engine.engine import Precision
+from deat.engine.precision import Precision
 from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.methods import Method, get_method

@@ -3,8 +3,8 @@
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
-from deat.core.game import MagnitudeProbe
-from deat.core.inner_attack_settings import FreezeWhenFooled
+from deat.core.freeze_rules import FreezeWhenFooled
+from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.move_order import PenaliseGradient, PerturbWeights, find_play, replace_play
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method

@@ -10,7 +10,7 @@ loss from the second epoch on. The paper does not describe this, and it is not d
 
 from dataclasses import replace
 
-from deat.core.inner_attack_settings import FreezeWhenConverged
+from deat.core.freeze_rules import FreezeWhenConverged
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.pgd import pgd

@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from deat.core.buffers import Budget
-from deat.core.game import Game, MagnitudeProbe
-from deat.core.inner_attack_settings import InnerAttack
+from deat.core.game import Game
+from deat.core.inner_attack import InnerAttack
+from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.move_order import Play
 from deat.core.training_losses import CrossEntropy, TrainingLoss
 from deat.errors import UsageError

@@ -9,8 +9,8 @@ gradient of that update at the worst weights nearby (Wu, Xia, Wang 2020).
 from collections.abc import Callable
 from dataclasses import replace
 
+from deat.core.freeze_rules import FreezeWhenFooled
 from deat.core.gradient_penalty import GradientPenalty
-from deat.core.inner_attack_settings import FreezeWhenFooled
 from deat.core.move_order import PenaliseGradient, PerturbWeights, Relay, find_play
 from deat.core.weight_perturbation import WeightPerturbation
 from deat.errors import UsageError, unknown_name_error

@@ -27,8 +27,8 @@ from deat.runs.schema import (
 )
 from deat.threat import format_threat
 from deat.training.config import resolve_device
+from deat.training.initial_weights import hash_weights, read_channel_stats
 from deat.training.messages import format_code_flag
-from deat.training.model_checks import hash_weights, read_channel_stats
 from deat.training.result_folder import BEST_WEIGHTS_KEY, request_threat
 from deat.training.resume_checks import different_config_error
 from deat.utils.anonymize_paths import anonymize_paths, restore_user_paths

@@ -28,8 +28,8 @@ from deat.tasks import Segmentation, Task, find_task_plugin
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat
 from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
+from deat.training.initial_weights import load_initial_weights, read_channel_stats
 from deat.training.make_trainer import make_trainer
-from deat.training.model_checks import load_initial_weights, read_channel_stats
 from deat.training.named_optimizers import get_optimizer
 from deat.training.overfit_watch import OverfitWatch
 from deat.training.trainer import Trainer

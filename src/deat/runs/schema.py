@@ -18,7 +18,7 @@ from deat.runs.request import Request, Run
 from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.threat import Linf, ThreatModel, build_threat
 from deat.training.config import TrainConfig, from_recorded_names
-from deat.training.model_checks import hash_weights
+from deat.training.initial_weights import hash_weights
 from deat.training.result_folder import HISTORY_FILE as HISTORY_FILE
 from deat.training.result_folder import RUN_FILE as RUN_FILE
 from deat.training.result_folder import SUMMARY_FILE as SUMMARY_FILE

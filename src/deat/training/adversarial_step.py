@@ -13,7 +13,8 @@ from deat.core.buffers import Buffers
 from deat.core.game import Game
 from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
-from deat.engine.engine import Engine, Precision
+from deat.engine.engine import Engine
+from deat.engine.precision import Precision
 from deat.errors import UsageError
 from deat.methods import Method, get_method
 from deat.methods.method import check_method_on_task, check_method_on_threat

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from deat.engine.engine import ENGINES, PRECISIONS
+from deat.engine.engine import ENGINES
+from deat.engine.precision import PRECISIONS
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attacks import parse_attack
 from deat.training.lr_schedules import LR_SCHEDULES

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
-from deat.engine.engine import Engine, choose_precision, choose_recording
+from deat.engine.engine import Engine, choose_recording
 from deat.engine.kernels import has_cached_kernels
+from deat.engine.precision import choose_precision
 from deat.methods import Method
 from deat.training.config import TrainConfig, resolve_device
 from deat.training.epoch_records import EpochTiming

@@ -1,27 +1,20 @@
 """Checks before training that a network can be trained on a source: its outputs, its weights and its gradients."""
 
 import math
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deat.data import ImageSet, LazyImages, Source
-from deat.data.channel_stats import ChannelStats
 from deat.data.dataloader_source import LoaderSource
 from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
 from deat.data.sources import stopping_workers
 from deat.errors import DataError, UsageError
-from deat.evaluation.resume_log import fingerprint
-from deat.models import Normalize, get_input_std, load_weights
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.models.output_objects import take_logits
-from deat.models.weights import read_weights
 from deat.tasks import CLASSIFICATION, Task
-from deat.utils.safetensors_files import check_finite_tensors
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import describe_error
 
@@ -205,54 +198,6 @@ def _channel_order_hint(shape: Sequence[int]) -> str:
         "\nImages are N x C x H x W, and these look like N x H x W x C: give images.permute(0, 3, 1, 2), or a Dataset "
         "whose images are C x H x W."
     )
-
-
-def read_channel_stats(weights: str | Path) -> ChannelStats | None:
-    """Read the channel statistics of the normalisation that a network was trained with.
-
-    Args:
-        weights: A weights file, or a folder with one.
-
-    Returns:
-        The mean and standard deviation, or None if the file has none.
-    """
-    recorded = read_weights(weights).normalization
-    if not recorded:
-        return None
-    layer = Normalize(**recorded, unit_range=False)  # raises if the numbers are not valid
-    return ChannelStats(tuple(layer.mean.flatten().tolist()), tuple(layer.std.flatten().tolist()))
-
-
-def hash_weights(weights: str | Path) -> str:
-    """Hash the tensors of a weights file, or of a folder with one."""
-    tensors = read_weights(weights).tensors
-    return fingerprint(sorted(tensors), *(tensors[name] for name in sorted(tensors)))
-
-
-def load_initial_weights(model: nn.Module, weights: str) -> None:
-    """Load initial weights into a network; a last layer of another size is kept as it is, with a warning.
-
-    Args:
-        model: The network.
-        weights: A weights file, or a folder with one.
-
-    Raises:
-        DataError: The weights do not fit the network, or are not finite.
-    """
-    saved = read_weights(weights)
-    check_finite_tensors(saved.tensors, saved.file)
-    has_normalization = get_input_std(model) is not None
-    fresh = load_weights(model, weights, fresh_head=True, ignore_normalization=not has_normalization)
-    if saved.normalization and not has_normalization:
-        warnings.warn(
-            f"{weights} was trained with a normalisation layer, and this network has none; leave --normalize none out.",
-            stacklevel=3,
-        )
-    if fresh:
-        warnings.warn(
-            f"{', '.join(fresh)} start from random weights: the weights are for another number of classes.",
-            stacklevel=3,
-        )
 
 
 WEIGHT_LAYER_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
