@@ -143,7 +143,7 @@ def test_auto_is_fp32_for_small_networks_on_a_cpu():
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_auto_is_bf16_for_large_networks_where_the_cpu_is_fast_at_it(fast, monkeypatch):
-    monkeypatch.setattr("deat.engine.engine.has_native_cpu_bf16", lambda: fast)
+    monkeypatch.setattr("deat.engine.precision.has_native_cpu_bf16", lambda: fast)
     assert choose_precision("auto", CPU, 10**7) == ("bf16" if fast else "fp32")
 
 
