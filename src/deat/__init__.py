@@ -1,4 +1,4 @@
-"""deat: robust image classifiers, trained fast.
+"""deat: robust models, trained fast.
 
 Adversarial training whose number of attack steps adapts during training.
 """
