@@ -9,12 +9,12 @@ from deat.core.freeze_rules import FreezeRule, FreezeWhenConverged, FreezeWhenFo
 from deat.core.game import Game
 from deat.core.gradient_penalty import GradientPenalty
 from deat.core.inner_attack import InnerAttack
-from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.meter import EpochRecord, Meter
 from deat.core.move_order import Craft, PenaliseGradient, PerturbWeights, Play, Relay, Replay
 from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
 from deat.core.weight_perturbation import WeightPerturbation
+from deat.tasks.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 
 __all__ = [
     "Budget",
