@@ -976,7 +976,7 @@ def _finish_projection(x: Tensor | None, delta: Tensor, size: Tensor, norm: Tens
     inside = (size * scale.unsqueeze(1)).view(delta.shape).copysign(delta)
     if x is None:
         return inside
-    # Rounding x + delta adds up over pixels, so one that rounds away from x goes one float back.
+    # Rounding x + delta adds up over pixels, so a value that was rounded away from x moves back by one float.
     adv = x + inside
     return torch.where((adv - x).abs() > inside.abs(), adv.nextafter(x), adv) - x
 

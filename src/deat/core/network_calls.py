@@ -31,7 +31,7 @@ class CompiledCalls:
     With our own kernels (half precision on a GPU), batch norms are fused and large weights are cast to half precision
     once a move. Where several processes share a batch, the objective is compiled by torch's own compiler, since DDP
     waits for the gradients of the weights themselves. In every other call the weights are detached inside the compiled
-    function: otherwise its backward would compute gradients that nobody uses.
+    function: otherwise its backward would compute unused gradients.
 
     Args:
         net: The network.
