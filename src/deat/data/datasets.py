@@ -226,10 +226,11 @@ def load_data(
 
     Args:
         spec: "digits", "cifar10", "cifar100" ("cifar10:PATH" if it is in the folder PATH), or "folder:PATH" for images
-            in class folders, where PATH is a directory, a tar or a zip archive. A `pathlib.Path` is a folder, too, and so is the path of an existing one without
-            folder:, unless it is one of the names. "audio:PATH" has class folders of wav files, "segmentation:PATH"
-            images and masks, "csv:FILE" a table, "webdataset:PATH" shards: a folder of tar files or a pattern such as
-            train-{000..099}.tar. Also a Dataset or DatasetDict of Hugging Face datasets.
+            in class folders, where PATH is a directory, a tar or a zip archive. A `pathlib.Path` is a folder, too, and
+            so is the path of an existing one without folder:, unless it is one of the names. "audio:PATH" has class
+            folders of wav files, "segmentation:PATH" images and masks, "csv:FILE" a table, "webdataset:PATH" shards: a
+            folder of tar files or a pattern such as train-{000..099}.tar. Also a Dataset or DatasetDict of Hugging Face
+            datasets.
         root: The folder with data sets, which decoded images are cached in as well. By default the environment variable
             DEAT_DATA, or ~/.cache/deat.
         download: Whether to download CIFAR if it is not in `root`. Nothing else uses the network.
