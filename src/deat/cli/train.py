@@ -369,7 +369,7 @@ class TrainSession:
             self.console.print(make_printable(f"the watch saw {watch.summary()}"))
         for line in (result.choice.reason, *result.notes):
             self.console.print(line)
-        self.console.print(f"everything is in {self.out}; full report: report.md")
+        self.console.print(f"run folder: {self.out}; full report: report.md")
 
     @contextmanager
     def _logging(self) -> Iterator[RunLog | None]:

@@ -211,9 +211,9 @@ class Game:
     def _initial_delta(self, buffers: Buffers) -> Tensor:
         if not self._is_attacked:
             return torch.zeros_like(buffers.x)
-        start = self.batch_threat(buffers).initial_delta(
+        start = self.attack.initial_delta(
+            self.batch_threat(buffers),
             buffers.x,
-            self.attack.start,
             self.generator,
             full_batch_size=self.global_batch_size,
             rows=self._own_rows,

@@ -146,7 +146,7 @@ def check_method_on_task(method: Method, task: Task) -> None:
 
 
 def check_method_on_threat(method: Method, threat: ThreatModel) -> None:
-    """Check that a method's play can be played against a threat model, before any work.
+    """Check that a method's play and attack are defined for a threat model, before any work.
 
     Args:
         method: The method.
@@ -156,6 +156,7 @@ def check_method_on_threat(method: Method, threat: ThreatModel) -> None:
         UsageError: A step of the play is not defined there; the message says why. A play has a method `check_threat`
             where it depends on the threat model.
     """
+    method.attack.check_threat(threat)
     if callable(check := getattr(method.play, "check_threat", None)):
         check(threat)
 
@@ -172,8 +173,13 @@ def _to_json(value: Any) -> Any:
         parts = {f.name: getattr(value, f.name) for f in fields(value)}
         if isinstance(value, Schedule):
             parts = _record_lengths(value, parts)
-        if isinstance(value, InnerAttack) and not value.clamps_images:
-            del parts["carries_unclipped"]  # without effect, and older records do not have it
+        if isinstance(value, InnerAttack):
+            if not value.clamps_images:
+                del parts["carries_unclipped"]  # without effect, and older records do not have it
+            if not value.leaves_ball:
+                del parts["leaves_ball"]  # for the same reason
+            if value.start_radius == 1:
+                del parts["start_radius"]
         kind = type(value).__name__
         recorded = {RECORDED_NAMES.get(name, name): _to_json(part) for name, part in parts.items()}
         return {"kind": RECORDED_NAMES.get(kind, kind), **recorded}
