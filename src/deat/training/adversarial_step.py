@@ -182,6 +182,7 @@ class AdversarialStep:
             engine=engine or Engine(device_of(inner)),
             pixel_scale=std,
             distributed=SINGLE,
+            measurements=self.method.measurements,
         )
         self.game.meter.distributed = _find_processes(device_of(inner))
         self.schedule = self.method.bind(self.threat, epochs)

@@ -85,7 +85,10 @@ def describe_missing_growth(trainer: "Trainer") -> str | None:
 
 
 def _epoch_records(trainer: "Trainer") -> list[EpochRecord]:
-    return [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
+    return [
+        EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples, measured=s.measured or {})
+        for s in trainer.history
+    ]
 
 
 def collect_result_notes(trainer: "Trainer") -> list[str]:
