@@ -374,7 +374,8 @@ class GradientMagnitude(Schedule):
         """Return whether l_X has fallen below half of its first threshold, as after a peak in epoch 2."""
         if self.explain_no_growth(state, records) is None:
             return False
-        return max(record.magnitude for record in records[2:]) < state["threshold"] / 2
+        threshold: float = state["threshold"]
+        return max(record.magnitude for record in records[2:]) < threshold / 2
 
     def _should_grow(self, state: ScheduleState, record: EpochRecord) -> bool:
         k = int(state["k"])
