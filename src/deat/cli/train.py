@@ -566,7 +566,7 @@ class TrainCommand:
     data_root: OptionalStr = None
     """The folder of data sets ($DEAT_DATA, or ~/.cache/deat)."""
     download: bool = False
-    """Download the data set by its name if it is not on disk."""
+    """Download the data set, and what timm:NAME, torchvision:NAME and hf:NAME need, if it is not on disk."""
     size: OptionalInt = None
     """folder: side to which images are resized and cropped (their own where all have the same, else 224); audio: samples
     of a recording (the median)."""

@@ -208,8 +208,8 @@ def read_states(folder: Path) -> dict[str, Any]:
 def read_log_options(folder: Path) -> tuple[int, bool]:
     """Read what the loggers in a folder log besides epochs: of how many batches one (0 for none), and checkpoints."""
     content = _read_state_file(folder)
-    every, checkpoints = content.get("every"), content.get("checkpoints")
-    return (every if is_int_at_least(every, 0) else 0), checkpoints is True
+    every = content.get("every", 0)
+    return (every if is_int_at_least(every, 0) else 0), content.get("checkpoints") is True
 
 
 def get_recorded_loggers(folder: Path, notify: MessageHandler) -> list[Logger]:
