@@ -13,7 +13,8 @@ from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_diverg
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.meter import EpochRecord, Meter
 from deat.core.move_order import Craft, PenaliseGradient, PerturbWeights, Play, Relay, Replay
-from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
+from deat.core.remembered_starts import RememberStarts
+from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, StartConsistency, Trades, TrainingLoss
 from deat.core.weight_perturbation import WeightPerturbation
 
 __all__ = [
@@ -38,7 +39,9 @@ __all__ = [
     "PerturbWeights",
     "Play",
     "Relay",
+    "RememberStarts",
     "Replay",
+    "StartConsistency",
     "Trades",
     "TrainingLoss",
     "WeightPerturbation",

@@ -180,6 +180,8 @@ def _to_json(value: Any) -> Any:
                 del parts["leaves_ball"]  # for the same reason
             if value.start_radius == 1:
                 del parts["start_radius"]
+            if value.remember is None:
+                del parts["remember"]
         kind = type(value).__name__
         recorded = {RECORDED_NAMES.get(name, name): _to_json(part) for name, part in parts.items()}
         return {"kind": RECORDED_NAMES.get(kind, kind), **recorded}
