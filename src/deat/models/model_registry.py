@@ -285,7 +285,7 @@ def _build_from_transformers(name: str, sizes: dict[str, int]) -> nn.Module:
     except Exception as error:
         raise UsageError(
             f"hf:{name} has no configuration here ({str(error).splitlines()[0]}). Give a folder of save_pretrained, or "
-            f"fetch it once: huggingface-cli download {name}"
+            f"fetch it once: --download, or deat.models.fetch_pretrained('hf:{name}', download=True)."
         ) from error
     net: nn.Module = _call_builder(
         f"hf:{name}", transformers.AutoModelForImageClassification.from_config, config=config

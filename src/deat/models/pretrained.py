@@ -65,6 +65,24 @@ def fetch_pretrained(spec: str, folder: str | os.PathLike[str] | None = None, *,
     return file
 
 
+def fetch_architecture(spec: str) -> None:
+    """Let a package fetch what it needs to build a network by its name: for "hf:NAME" the configuration.
+
+    Args:
+        spec: A model's name; those of other packages need nothing.
+
+    Raises:
+        CheckpointError: It cannot be fetched.
+    """
+    package, _, name = spec.partition(":")
+    if package.lower() != "hf" or Path(name).is_dir():
+        return
+    try:
+        import_package("transformers").AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{spec} cannot be fetched ({str(error).splitlines()[0]}).") from error
+
+
 def _default_folder() -> Path:
     return Path(os.environ.get("DEAT_DATA") or Path.home() / ".cache" / "deat") / "pretrained"
 
