@@ -58,8 +58,8 @@ from deat.threat import format_threat
 from deat.training.callbacks import CallbackLike
 from deat.training.config import TrainConfig
 from deat.training.cost_estimate import CostEstimate
-from deat.training.epoch_format import EpochPrinter, format_epoch
 from deat.training.messages import collect_start_notes, describe_resume_position, format_command
+from deat.training.progress_lines import EpochPrinter, format_epoch
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths

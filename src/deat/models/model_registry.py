@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from deat.errors import UsageError, did_you_mean, unknown_name_error
+from deat.models.logits_wrapper import LogitsModel
 from deat.models.normalize import add_normalization, get_input_std
-from deat.models.output_objects import LogitsModel
 from deat.utils.numbers import is_int_at_least
 from deat.utils.plugins import load_plugins
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_object

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from deat.errors import CheckpointError, UsageError
+from deat.models.logits_wrapper import LogitsModel
 from deat.models.model_registry import Normalization, import_package
 from deat.models.normalize import add_normalization
-from deat.models.output_objects import LogitsModel
 from deat.models.weights import save_weights
 
 Pretrained = tuple[nn.Module, Normalization | None]
