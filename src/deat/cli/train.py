@@ -428,8 +428,9 @@ class TrainCommand:
     """Train a network robustly. Without flags: m+deat on digits, then a table with natural training for comparison."""
 
     data: str = "digits"
-    """digits, cifar10, cifar100, PATH or folder:PATH (a folder or archive with one folder of images a class), audio:PATH
-    (class folders of wav files), segmentation:PATH (images and masks) or csv:FILE."""
+    """digits, cifar10, cifar100 (cifar10:PATH: in the folder PATH), PATH or folder:PATH (a folder or archive with one
+    folder of images a class), audio:PATH (class folders of wav files), segmentation:PATH (images and masks) or
+    csv:FILE."""
     target: OptionalStr = None
     """csv: the column to predict."""
     task: OptionalStr = None
