@@ -609,6 +609,9 @@ class Game:
 
         Args:
             buffers: The batch's buffers.
+
+        Raises:
+            UsageError: The attack remembers starts, and the play made no step that it could remember.
         """
         if self._must_remember:
             raise UsageError(

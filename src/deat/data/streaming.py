@@ -227,7 +227,12 @@ class StreamingSource:
             yield to_unit_range(x), y
 
     def batch_indices(self, epoch: int, step: int) -> Tensor:
-        """Return the indices of the images in a batch, over all processes."""
+        """Return the indices of the images in a batch, over all processes.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch, from 0.
+        """
         return self._loader.batch_sampler.indices(BatchPosition(epoch, step, BatchShard()))
 
     def stop_workers(self) -> None:

@@ -171,6 +171,9 @@ class Engine:
 
         Args:
             grad: The scaled gradient.
+
+        Returns:
+            The device value, or None.
         """
         return None if self.scaler is None else torch.isfinite(grad).all()
 

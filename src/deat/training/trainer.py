@@ -369,6 +369,9 @@ class Trainer:
     def read_meter(self) -> EpochRecord:
         """Read the epoch's means so far.
 
+        Returns:
+            The means.
+
         Raises:
             NumericalError: A batch's loss was not finite.
         """
@@ -383,6 +386,9 @@ class Trainer:
         Args:
             message: What is wrong, and what to do.
             batch: The first bad batch of the epoch, from 1; by default the last one.
+
+        Returns:
+            The error, to be raised.
         """
         batch = max(1, self.step) if batch is None else batch
         lr = self.lr_scheduler.lr_at(self.epoch * len(self.train) + batch - 1)
