@@ -33,9 +33,9 @@ from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Sourc
 from deat.engine.engine import Engine
 from deat.evaluation.adversarial_examples import AdversarialExamples
 from deat.evaluation.attacks import Attack
-from deat.evaluation.bound_attack import BoundAttack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
+from deat.evaluation.standalone_attack import BoundAttack, attack
 from deat.evaluation.verified_attack import AttackLike
 from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
 from deat.methods import Method, RuleSet, awp, friendly, get_method, gplus, mplus, register_method
