@@ -286,9 +286,9 @@ def test_a_larger_alignment_weight_turns_the_gradients_to_each_other():
 def test_gradalign_has_one_penalty_with_one_setting():
     with pytest.raises(UsageError, match=r"g\+ cannot be put before gradalign"):
         deat.get_method("g+gradalign")
-    with pytest.raises(UsageError, match="g_weight. alone"):
+    with pytest.raises(UsageError, match=r"\(g_weight\) alone"):
         configure_method("gradalign", g_step=0.5)
-    with pytest.raises(UsageError, match="g_weight. alone"):
+    with pytest.raises(UsageError, match=r"\(g_weight\) alone"):
         configure_method("gradalign", g_form="curvature")
     with pytest.raises(UsageError, match="weight of gradalign"):
         configure_method("gradalign", g_weight=0.0)
