@@ -564,7 +564,11 @@ class Game:
         self._remember_start(buffers)
 
     def step_delta(self, buffers: Buffers) -> None:
-        """Step delta as `step` does, as a part of a move."""
+        """Step delta as `step` does, as a part of a move.
+
+        Args:
+            buffers: The batch's buffers.
+        """
         if self.attack.freeze is None and self.union_rule is None:
             self.calls.projected_step(buffers.x, buffers.delta, buffers.grad, self.step_size, out=buffers.delta)
             return
@@ -615,6 +619,9 @@ class Game:
 
         Args:
             buffers: The batch's buffers.
+
+        Raises:
+            UsageError: The attack remembers starts, and the play made no step that it could remember.
         """
         if self._must_remember:
             raise UsageError(
@@ -677,7 +684,11 @@ class Game:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def effective_batch_size(self, buffers: Buffers) -> float:
-        """Return the size to divide this process's sum of losses by, so that DDP's average is the batch mean."""
+        """Return the size to divide this process's sum of losses by, so that DDP's average is the batch mean.
+
+        Args:
+            buffers: The batch's buffers.
+        """
         return len(buffers) if self.global_batch_size is None else self.global_batch_size / self.distributed.size
 
     @property

@@ -112,6 +112,12 @@ class GradientPenalty:
 
         Forward and backward at the second point, and the backward pass to g; for the curvature a backward pass to the
         second gradient, and the two of differentiating both gradients.
+
+        Args:
+            num_forwards: How many forward passes the update's loss makes.
+
+        Returns:
+            How many passes are added.
         """
         return 3 if self.form == "gradient" else 4 + 2 * num_forwards
 

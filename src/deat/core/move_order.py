@@ -47,7 +47,11 @@ class Play(Protocol):
         """
 
     def backprops(self, budget: Budget) -> int:
-        """Return the number of backprops of one batch."""
+        """Return the number of backprops of one batch.
+
+        Args:
+            budget: The k and the step size of the batch.
+        """
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,14 @@ class Relay:
         game.end_batch(buffers)
 
     def check_threat(self, threat: ThreatModel) -> None:
-        """Raise UsageError for a union whose steps compare losses, which the first layer alone cannot compute."""
+        """Raise UsageError for a union whose steps compare losses, which the first layer alone cannot compute.
+
+        Args:
+            threat: The threat model.
+
+        Raises:
+            UsageError: Its steps compare losses.
+        """
         if compares_losses(threat):
             raise UsageError(
                 "yopo's cheap steps see the network's first layer alone, and a union with the rule 'worst' compares losses at "
