@@ -20,15 +20,19 @@ if TYPE_CHECKING:
         EpochRecord,
         FreezeRule,
         Game,
+        GradientAlignment,
         GradientPenalty,
         InnerAttack,
         LossOutput,
         MagnitudeProbe,
         Mart,
+        Measurement,
         Objective,
         Play,
         Relay,
+        RememberStarts,
         Replay,
+        StartConsistency,
         Trades,
         TrainingLoss,
         WeightPerturbation,
@@ -37,9 +41,9 @@ if TYPE_CHECKING:
     from deat.engine.engine import Engine
     from deat.evaluation.adversarial_examples import AdversarialExamples
     from deat.evaluation.attacks import Attack
-    from deat.evaluation.bound_attack import BoundAttack, attack
     from deat.evaluation.evaluator import evaluate
     from deat.evaluation.results import Evaluation, load_evaluation
+    from deat.evaluation.standalone_attack import BoundAttack, attack
     from deat.evaluation.verified_attack import AttackLike
     from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
     from deat.methods import Method, RuleSet, awp, friendly, get_method, gplus, mplus, register_method
@@ -68,16 +72,17 @@ if TYPE_CHECKING:
 
 _NAMES_BY_MODULE = {
     "core": (
-        "Budget Buffers Craft CrossEntropy EpochRecord FreezeRule Game GradientPenalty InnerAttack LossOutput "
-        "MagnitudeProbe Mart Objective Play Relay Replay Trades TrainingLoss WeightPerturbation"
+        "Budget Buffers Craft CrossEntropy EpochRecord FreezeRule Game GradientAlignment GradientPenalty "
+        "InnerAttack LossOutput MagnitudeProbe Mart Measurement Objective Play Relay RememberStarts Replay "
+        "StartConsistency Trades TrainingLoss WeightPerturbation"
     ),
     "data": "Augment DataLike DataSplits ImageSet LazyImages Source as_source load_data",
     "engine.engine": "Engine",
     "evaluation.adversarial_examples": "AdversarialExamples",
     "evaluation.attacks": "Attack",
-    "evaluation.bound_attack": "BoundAttack attack",
     "evaluation.evaluator": "evaluate",
     "evaluation.results": "Evaluation load_evaluation",
+    "evaluation.standalone_attack": "BoundAttack attack",
     "evaluation.verified_attack": "AttackLike",
     "integrations.hub": "from_pretrained pull_from_hub push_to_hub save_pretrained",
     "methods": "Method RuleSet awp friendly get_method gplus mplus register_method",
@@ -138,6 +143,7 @@ __all__ = [
     "ExportedFile",
     "FreezeRule",
     "Game",
+    "GradientAlignment",
     "GradientPenalty",
     "ImageSet",
     "InnerAttack",
@@ -146,6 +152,7 @@ __all__ = [
     "LossOutput",
     "MagnitudeProbe",
     "Mart",
+    "Measurement",
     "Method",
     "Normalize",
     "Objective",
@@ -154,12 +161,14 @@ __all__ = [
     "Play",
     "Prediction",
     "Relay",
+    "RememberStarts",
     "Replay",
     "RuleSet",
     "SavedRun",
     "Schedule",
     "ScheduleState",
     "Source",
+    "StartConsistency",
     "StepResult",
     "ThreatModel",
     "Trades",
