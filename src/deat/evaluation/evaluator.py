@@ -27,8 +27,15 @@ from deat.evaluation.arguments import (
     count_outputs,
 )
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
-from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
-from deat.evaluation.fast_model import choose_attack_engine
+from deat.evaluation.block_evaluation import (
+    BlockEvaluator,
+    LabeledImages,
+    iter_blocks,
+    peek_images,
+    sample_images,
+    sample_indices,
+)
+from deat.evaluation.fast_model import choose_attack_engine, choose_attack_threads
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
 from deat.evaluation.resume_log import (
@@ -59,7 +66,7 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, Union, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.torch_utils import choose_threads, device_of, use_threads
+from deat.utils.torch_utils import device_of, eval_mode, use_threads
 from deat.version import get_versions
 
 DEFAULT_BLOCK_SIZE = 500
@@ -132,8 +139,9 @@ def evaluate(
         cascade: Give each attack only the images that the ones before it did not fool. It is faster, but single attacks
             then have no accuracy.
         sanity: Run the sanity checks. Without them only a few flags can be raised.
-        precision: What attacks compute in: "fp32", "tf32", "bf16", "fp16", or "auto" for fp16 on a GPU and fp32
-            elsewhere. Images are always classified in float32 in the end.
+        precision: What attacks compute in: "fp32", "tf32", "bf16", "fp16", or "auto" for fp16 on a GPU, bf16 on a CPU
+            that multiplies it natively (classifiers with 200,000 weights or more), and fp32 elsewhere. Images are always
+            classified in float32 in the end.
         engine: How attacks run the model on a GPU: "graph" (CUDA graphs), "compile" (compiled, and CUDA graphs),
             "eager", or "auto", which compiles for long evaluations and otherwise uses graphs.
         threads: The number of CPU threads. Default: one for a small network, and what torch uses for others.
@@ -208,7 +216,7 @@ def evaluate(
     runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(radius).items()]
     show_flag = _once(on_flag)
     showing = nullcontext(progress) if callable(progress) else showing_progress(progress and distributed.is_main)
-    with showing as on_progress, use_threads(threads or choose_threads(model)):
+    with showing as on_progress, use_threads(threads or choose_attack_threads(model)):
         evaluations, logs = zip(*(run.run(source, on_progress, show_flag) for run in runs), strict=True)
     evaluation = combine_balls(evaluations, Union(*radius.balls), chosen) if len(evaluations) > 1 else evaluations[0]
     if save is not None and distributed.is_main:
@@ -391,14 +399,17 @@ class EvaluationRun:
             return []
         progress.start_checks()
         on_progress(progress)
-        return check_after_attacks(
-            evaluation,
-            self.judge.model,
-            self.request.threat,
-            *sample,
-            lambda: on_progress(progress),
-            self.request.task,
-        )
+        rows = sample_indices(evaluation.num_images, SANITY_IMAGES)
+        with eval_mode(self.judge.model):
+            return check_after_attacks(
+                evaluation,
+                self.judge.choose_attack_model(sample[0]),
+                self.request.threat,
+                *sample,
+                rows,
+                lambda: on_progress(progress),
+                self.request.task,
+            )
 
     def _check_memory(
         self, copies: FreshCopies | None, sample: LabeledImages | None, early_flags: list[Flag]
