@@ -48,6 +48,7 @@ from deat.evaluation.resume_log import (
 )
 from deat.evaluation.sanity import (
     SANITY_IMAGES,
+    AttackProbe,
     Flag,
     FreshCopies,
     check_after_attacks,
@@ -66,7 +67,7 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, Union, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.torch_utils import device_of, eval_mode, use_threads
+from deat.utils.torch_utils import device_of, use_threads
 from deat.version import get_versions
 
 DEFAULT_BLOCK_SIZE = 500
@@ -354,8 +355,12 @@ class EvaluationRun:
         )
 
         started = perf_counter()
-        late_flags = self._check_results(evaluation, sample, on_progress, progress)
-        late_flags += self._check_memory(copies, sample, early_flags)
+        late_flags: list[Flag] = []
+        if sample is not None:
+            progress.start_checks()
+            on_progress(progress)
+            probe = self._make_probe(evaluation, sample, lambda: on_progress(progress))
+            late_flags = check_after_attacks(probe) + self._check_memory(copies, probe, early_flags)
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
@@ -387,38 +392,22 @@ class EvaluationRun:
             on_flag(flag)
         return flags
 
-    def _check_results(
-        self,
-        evaluation: Evaluation,
-        sample: LabeledImages | None,
-        on_progress: ProgressCallback,
-        progress: EvaluationProgress,
-    ) -> list[Flag]:
-        """Flags about the attacks' results, from more attacks on a sample of the images."""
-        if sample is None:
-            return []
-        progress.start_checks()
-        on_progress(progress)
+    def _make_probe(
+        self, evaluation: Evaluation, sample: LabeledImages, on_attack_done: Callable[[], None]
+    ) -> AttackProbe:
+        """What attacks the sample in more ways."""
+        judge, (x, y) = self.judge, sample
         rows = sample_indices(evaluation.num_images, SANITY_IMAGES)
-        with eval_mode(self.judge.model):
-            return check_after_attacks(
-                evaluation,
-                self.judge.choose_attack_model(sample[0]),
-                self.request.threat,
-                *sample,
-                rows,
-                lambda: on_progress(progress),
-                self.request.task,
-            )
+        model = judge.choose_attack_model(x)
+        threat, task = self.request.threat, self.request.task
+        return AttackProbe(model, judge.model, threat, x, y, rows, evaluation, on_attack_done, task)
 
-    def _check_memory(
-        self, copies: FreshCopies | None, sample: LabeledImages | None, early_flags: list[Flag]
-    ) -> list[Flag]:
+    def _check_memory(self, copies: FreshCopies | None, probe: AttackProbe, early_flags: list[Flag]) -> list[Flag]:
         """Flags about answers that depend on earlier questions; random ones always differ."""
         names = {flag.name for flag in early_flags}
-        if sample is None or copies is None or names & {"randomised", "training_mode", "not_finite"}:
+        if copies is None or names & {"randomised", "training_mode", "not_finite"}:
             return []
-        flag = check_memory(self.judge.model, copies, self.request.threat, *sample, self.request.task)
+        flag = check_memory(probe, copies)
         return [flag] if flag else []
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:

@@ -197,8 +197,8 @@ class FastModel(PassCounter):
         try:
             with torch.no_grad():
                 logits, exact_logits = self(x), self.exact_model(x)
-        except RuntimeError as error:  # an operation that has no half precision here
-            reason = str(error).split("\n")[0]
+        except RuntimeError as failure:  # an operation that has no half precision here
+            reason = str(failure).split("\n")[0]
             warnings.warn(f"attacks run in float32, since the model fails in lower precision: {reason}", stacklevel=2)
             return False
         error = float((logits - exact_logits).norm() / exact_logits.norm().clamp_min(1e-12))

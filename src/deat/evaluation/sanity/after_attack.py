@@ -25,38 +25,23 @@ if TYPE_CHECKING:
 BASE_CHECK_PASSES = 66
 """Passes of each image through the checks of any evaluation: the radius sweep, the grey radius and noise."""
 NATURAL = Attack("natural", steps=0, start="zero")
+SWEEP_ATTACK = Attack("pgd-10", steps=10)
+"""The attack of the radius sweep, and of the check for memory."""
 
 
-def check_after_attacks(
-    evaluation: "Evaluation",
-    model: nn.Module,
-    threat: ThreatModel,
-    x: Tensor,
-    y: Tensor,
-    rows: Tensor,
-    on_attack_done: Callable[[], None] = lambda: None,
-    task: Task = CLASSIFICATION,
-) -> list[Flag]:
+def check_after_attacks(probe: "AttackProbe") -> list[Flag]:
     """Attack a few images in more ways and compare the accuracies.
 
     Args:
-        evaluation: The attacks' results on all images.
-        model: What attacks query: the model, or a `FastModel` of it. Verdicts are the exact model's.
-        threat: The threat model; with radius 0 nothing is checked.
-        x: Images in [0, 1], from all over the data.
-        y: Their labels.
-        rows: Which of the evaluation's images they are.
-        on_attack_done: Called after each attack.
-        task: What outputs and labels mean. Its accuracy of each example is compared.
+        probe: The images, and what attacks them. With radius 0 nothing is checked.
 
     Returns:
         The flags raised.
     """
-    if threat.eps == 0:
+    if probe.threat.eps == 0:
         return []
-    probe = AttackProbe(model, threat, x, y, rows, evaluation, on_attack_done, task)
     checks = (_flag_not_converged, _flag_not_monotone, _flag_robust_to_anything, _flag_noise_wins)
-    with exact_float32(x.device):
+    with exact_float32(probe.x.device), eval_mode(probe.exact_model):
         return [flag for check in checks if (flag := check(probe)) is not None]
 
 
@@ -86,18 +71,20 @@ class AttackProbe:
     """A sample of images, and the accuracies on it under attacks, each of which is made once.
 
     Attributes:
-        model: What attacks query.
+        model: What attacks query: the exact model, or a `FastModel` of it.
+        exact_model: The model whose verdicts count.
         threat: The threat model.
-        x: The images.
+        x: Images in [0, 1], from all over the data.
         y: Their labels.
         rows: Which of the evaluation's images they are.
         evaluation: The attacks' results on all images.
         on_attack_done: Called after each attack.
-        task: What outputs and labels mean.
-        results_cache: Results by attack, radius and seed.
+        task: What outputs and labels mean. Its accuracy of each example is compared.
+        results_cache: Results by attack, radius, seed and model.
     """
 
     model: nn.Module
+    exact_model: nn.Module
     threat: ThreatModel
     x: Tensor
     y: Tensor
@@ -105,7 +92,7 @@ class AttackProbe:
     evaluation: "Evaluation"
     on_attack_done: Callable[[], None]
     task: Task = CLASSIFICATION
-    results_cache: dict[tuple[Attack, float | None, int], AttackedSample] = field(default_factory=dict)
+    results_cache: dict[tuple[Attack, float, int, nn.Module], AttackedSample] = field(default_factory=dict)
 
     def correct(self, attack: Attack, eps: float | None = None, seed: int = 0) -> Tensor:
         """Return how right the answers still are under an attack: (B,), bool for classification.
@@ -115,14 +102,18 @@ class AttackProbe:
             eps: Another radius than the threat model's.
             seed: The seed of its start.
         """
-        return self._run(attack, eps, seed).correct
+        return self._run(attack, eps, seed, self.model).correct
 
-    def _run(self, attack: Attack, eps: float | None, seed: int) -> AttackedSample:
-        key = attack, eps, seed
+    def correct_under_exact_attack(self, attack: Attack) -> Tensor:
+        """Return the same under an attack that queries the exact model."""
+        return self._run(attack, None, 0, self.exact_model).correct
+
+    def _run(self, attack: Attack, eps: float | None, seed: int, model: nn.Module) -> AttackedSample:
+        key = attack, self.threat.eps if eps is None else eps, seed, model
         if key not in self.results_cache:
-            threat = self.threat if eps is None else replace(self.threat, eps=eps)
+            threat = replace(self.threat, eps=key[1])
             generator = torch.Generator(self.x.device).manual_seed(seed)
-            x_adv = attack_examples(self.model, self.x, self.y, attack, threat, generator, self.task)
+            x_adv = attack_examples(model, self.x, self.y, attack, threat, generator, self.task)
             self.results_cache[key] = AttackedSample(x_adv, self._read_accuracy(x_adv, self.y))
             self.on_attack_done()
         return self.results_cache[key]
@@ -136,7 +127,7 @@ class AttackProbe:
 
     def correct_after_resuming(self, attack: Attack, seed: int) -> Tensor:
         """Return the same after as many steps again."""
-        x_adv, correct = self._run(attack, None, seed)
+        x_adv, correct = self._run(attack, None, seed, self.model)
         is_done = is_beaten(self.model, x_adv, self.y, self.task) & attack.freeze
         rows = (~is_done).nonzero().squeeze(1)
         if not len(rows):
@@ -253,7 +244,12 @@ def _flag_not_monotone(probe: AttackProbe) -> Flag | None:
         for r in (0.0, eps / 2, eps, 2 * eps, 4 * eps)
         if not isinstance(probe.threat, Linf) or not probe.threat.is_plain or r <= 1
     ]
-    accuracies = [probe.accuracy(Attack("pgd-10", steps=10) if r else NATURAL, r) for r in radii]
+    accuracies = [
+        fraction_true(probe.correct_under_exact_attack(SWEEP_ATTACK))
+        if r == eps  # which `check_memory` reads too
+        else probe.accuracy(SWEEP_ATTACK if r else NATURAL, r)
+        for r in radii
+    ]
     if not any(accuracies[i] > min(accuracies[:i]) + tolerance for i in range(1, len(radii))):
         return None
     sweep = ", ".join(f"{a:.1%} at {format_eps(radius)}" for a, radius in zip(accuracies, radii, strict=True))
