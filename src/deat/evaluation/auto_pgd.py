@@ -189,6 +189,7 @@ class _Climb:
         self.result, self.is_fooled = images.result.clone(), torch.zeros_like(images.y, dtype=torch.bool)
         self.next_check, self.first_step_size = FIRST_CHECK, 2 * threat.eps
         self.since_check = 0
+        self._bounds: tuple[Tensor, Tensor] | None = None
 
     def run(self, start: Tensor) -> tuple[Tensor, Tensor]:
         """Climb from a start.
@@ -201,13 +202,8 @@ class _Climb:
         zeros = torch.zeros_like(loss)
         self.state = _State(
             *(x, y, target, torch.arange(len(start), device=start.device), start, start, grad),
-            *(
-                zeros,
-                start,
-                grad,
-                loss,
-                loss,
-            ),  # a positive loss counts as a rise of the first step, as in the reference
+            # The loss before the first step is zero, so that a positive one counts as a rise, as in the reference.
+            *(zeros, start.clone(), grad.clone(), loss, loss),
             *(zeros, zeros + 1, zeros + self.first_step_size, self._count_changed(start, x)),
         )
         if self._remove_fooled(start, fooled):
@@ -235,8 +231,8 @@ class _Climb:
             grad=grad,
             loss=loss,
             num_rises=s.num_rises + (loss > s.loss),
-            x_best=torch.where(mask, moved, s.x_best),
-            grad_best=torch.where(mask, grad, s.grad_best),
+            x_best=torch.where(mask, moved, s.x_best, out=s.x_best),
+            grad_best=torch.where(mask, grad, s.grad_best, out=s.grad_best),
             loss_best=torch.where(is_best, loss, s.loss_best),
         )
         return fooled
@@ -255,19 +251,22 @@ class _Climb:
 
     def _move(self, new_share: float) -> Tensor:
         """The next examples."""
-        s, eps = self.state, self.threat.eps
-        before, step_size = s.x_adv - s.x_before, broadcast_mask(s.step_size, s.x)
-        if self.threat.name == "linf":
-            low, high = (s.x - eps).clamp_(min=0), (s.x + eps).clamp_(max=1)
-            moved = torch.clamp(s.x_adv + step_size * s.grad.sign(), low, high)
-            return torch.clamp(s.x_adv + (moved - s.x_adv) * new_share + before * (1 - new_share), low, high)
-        moved = self._into_l2_ball(s.x_adv + step_size * _unit(s.grad))
-        return self._into_l2_ball(s.x_adv + (moved - s.x_adv) * new_share + before * (1 - new_share))
+        s = self.state
+        direction = s.grad.sign() if self.threat.name == "linf" else _unit(s.grad)
+        moved = self._into_ball(direction.mul_(broadcast_mask(s.step_size, s.x)).add_(s.x_adv))
+        moved.sub_(s.x_adv).mul_(new_share).add_(s.x_adv)
+        return self._into_ball(moved.add_(s.x_adv - s.x_before, alpha=1 - new_share))
 
-    def _into_l2_ball(self, x_adv: Tensor) -> Tensor:
-        delta = x_adv - self.state.x
-        length = broadcast_mask(_length(delta).clamp(max=self.threat.eps), delta)
-        return (self.state.x + _unit(delta) * length).clamp_(0, 1)
+    def _into_ball(self, x_adv: Tensor) -> Tensor:
+        """The nearest example in ball and box in Linf; in L2 the one on the way to the image, clipped. In place."""
+        x, eps = self.state.x, self.threat.eps
+        if self.threat.name == "linf":
+            if self._bounds is None or len(self._bounds[0]) != len(x):  # images have left
+                self._bounds = (x - eps).clamp_(min=0), (x + eps).clamp_(max=1)
+            return x_adv.clamp_(*self._bounds)
+        delta = x_adv.sub_(x)
+        length = broadcast_mask(_length(delta).clamp(max=eps), delta)
+        return _unit(delta).mul_(length).add_(x).clamp_(0, 1)
 
     def _check_step_size(self) -> None:
         """Halve the step size where the loss rose too seldom, or where the best did not change at an unchanged size."""
