@@ -45,6 +45,8 @@ def everything(trainer: deat.Trainer) -> list[object]:
     tensors |= {f"best.{name}": value for name, value in trainer.best.snapshot.weights.items()}
     if trainer.game.carried_delta is not None:
         tensors["carry"] = trainer.game.carried_delta
+    if trainer.game.start_memory is not None:
+        tensors |= trainer.game.start_memory.state_dict()
     bits = {name: value.numpy().tobytes() for name, value in tensors.items()}
     return [bits, trainer.state, [json.dumps(asdict(stats)) for stats in trainer.history], vars(trainer.game.cost)]
 

@@ -14,8 +14,8 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import newcombe_interval, wilson_interval, wilson_interval_of_share
 from deat.radius_checks import check_radius
 from deat.threat import parse_threat
-from deat.training.epoch_format import EpochPrinter
 from deat.training.messages import FEW_HELD_OUT_IMAGES, collect_start_notes, find_output_problems
+from deat.training.progress_lines import EpochPrinter
 from deat.utils.distributed import Distributed
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights

@@ -14,7 +14,8 @@ from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.meter import EpochRecord, Meter
 from deat.core.move_order import Craft, PenaliseGradient, PerturbWeights, Play, Relay, Replay
-from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
+from deat.core.remembered_starts import RememberStarts
+from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, StartConsistency, Trades, TrainingLoss
 from deat.core.weight_perturbation import WeightPerturbation
 
 __all__ = [
@@ -40,7 +41,9 @@ __all__ = [
     "PerturbWeights",
     "Play",
     "Relay",
+    "RememberStarts",
     "Replay",
+    "StartConsistency",
     "Trades",
     "TrainingLoss",
     "WeightPerturbation",

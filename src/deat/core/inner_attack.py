@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deat.core.buffers import Buffers
 from deat.core.freeze_rules import FreezeRule
+from deat.core.remembered_starts import RememberStarts
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
@@ -46,10 +47,12 @@ class InnerAttack:
         leaves_ball: Whether delta is kept in the box alone, and may leave the ball, as in N-FGSM.
         start_radius: The radius of the random start in units of eps; above 1 it needs `leaves_ball`. The starts "zero" and
             "jitter" have no radius.
+        remember: How each image's start follows from earlier epochs, as in FGSM-PGI; None for a random start each time.
+            It is for methods that craft or replay.
 
     Raises:
         UsageError: If the loss is unknown or a lambda, `compact` is set without a freeze rule or in train mode, or a delta
-            that leaves the ball is carried, or a larger start does not leave it.
+            that leaves the ball is carried, or a larger start does not leave it, or starts are carried and remembered.
 
     Example:
         >>> attack = deat.InnerAttack(loss="kl", start="jitter", batch_norm="eval")
@@ -65,6 +68,7 @@ class InnerAttack:
     compact: bool = False
     leaves_ball: bool = False
     start_radius: float = 1.0
+    remember: RememberStarts | None = None
 
     def __post_init__(self) -> None:
         if getattr(self.loss, "__name__", "") == "<lambda>":
@@ -87,6 +91,12 @@ class InnerAttack:
             raise UsageError(
                 "persistent carries delta from batch to batch, and a delta that leaves the ball (n-fgsm) would grow with every "
                 "batch. Leave persistent out, or use a method such as fgsm or free-4."
+            )
+
+        if self.remember is not None and self.persistent:
+            raise UsageError(
+                "persistent starts from the delta of the batch before, and this attack (fgsm-pgi) from one that it remembers "
+                "for each image. Leave persistent out."
             )
 
     @property

@@ -403,11 +403,11 @@ def _make_image_splits(name: str, splits: Mapping[str, AnyImageSet]) -> DataSpli
 
 
 def _load_shards(path: Path, size: int | None, target: str | None, task: Task | None) -> DataSplits:
-    from deat.data import shards
+    from deat.data import webdataset_shards
 
     _check_task("webdataset:PATH", task, Classification)
     _check_size(size)
-    return _make_image_splits(f"webdataset:{path.name}", shards.read_shards(path, size))
+    return _make_image_splits(f"webdataset:{path.name}", webdataset_shards.read_shards(path, size))
 
 
 def _load_audio(path: Path, size: int | None, target: str | None, task: Task | None) -> DataSplits:

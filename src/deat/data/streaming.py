@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from deat.data.archives import FileCollection
-from deat.data.batch_order import EpochBatchSampler
+from deat.data.batch_order import BatchPosition, EpochBatchSampler
 from deat.data.dataloader_source import EpochLoader
 from deat.data.image_decoding import centre_crop, open_image, random_resized_crop, to_tensor
 from deat.data.image_label_checks import check_dataset_size
@@ -221,6 +221,10 @@ class StreamingSource:
                 raise DataError(batch)
             x, y = (tensor.to(self.device, non_blocking=True) for tensor in batch)
             yield to_unit_range(x), y
+
+    def batch_indices(self, epoch: int, step: int) -> Tensor:
+        """Return the indices of the images in a batch, over all processes."""
+        return self._loader.batch_sampler.indices(BatchPosition(epoch, step, BatchShard()))
 
     def stop_workers(self) -> None:
         """End the worker processes; the next epoch starts new ones."""

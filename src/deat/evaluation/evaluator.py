@@ -61,7 +61,7 @@ from deat.evaluation.sanity import (
 from deat.evaluation.union import combine_balls
 from deat.evaluation.verified_attack import AttackLike, Judge, get_stages
 from deat.models.interface_checks import check_model
-from deat.models.output_objects import LogitsModel, has_logits, take_logits
+from deat.models.logits_wrapper import LogitsModel, has_logits, take_logits
 from deat.radius_checks import check_radius, get_tiny_radius_warnings
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, Union, parse_threat

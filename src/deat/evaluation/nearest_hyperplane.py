@@ -9,6 +9,8 @@ from torch import Tensor
 
 MAX_ROUNDS = 40
 """More rounds than any image has needed; each one passes a corner at least."""
+CPU_ROWS = 32
+"""How many points are handled at once on a CPU, so that they stay in its cache."""
 
 
 def step_to_hyperplane(points: Tensor, normal: Tensor, offset: Tensor, norm: str) -> Tensor:
@@ -23,27 +25,40 @@ def step_to_hyperplane(points: Tensor, normal: Tensor, offset: Tensor, norm: str
     Returns:
         The steps, (B, n); into the nearest corner where the hyperplane does not meet the box.
     """
-    gap = offset - (normal * points).sum(1)
+    if points.device.type != "cpu" or len(points) <= CPU_ROWS:
+        return _step(points, normal, offset, norm)
+    parts = zip(*(torch.split(values, CPU_ROWS) for values in (points, normal, offset)), strict=True)
+    return torch.cat([_step(part, normals, offsets, norm) for part, normals, offsets in parts])
+
+
+def _step(points: Tensor, normal: Tensor, offset: Tensor, norm: str) -> Tensor:
+    gap = offset - _dot(normal, points)
+    sign = normal.sign().mul_(gap.sign()[:, None])
     slope = normal.abs()
-    rises = (normal > 0) == (gap > 0)[:, None]
-    room = torch.where(rises, 1 - points, points)
+    room = torch.where(sign > 0, 1 - points, points)
     size = _fill_steepest(slope, room, gap.abs()) if norm == "l1" else _stretch(slope, room, gap.abs(), norm)
-    return torch.where(normal == 0, 0.0, torch.where(rises, size, -size))
+    return size.mul_(sign)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.einsum("bn,bn->b", a, b)
 
 
 def _stretch(slope: Tensor, room: Tensor, gap: Tensor, norm: str) -> Tensor:
     """The sizes min(length * u, room) that cover the gap, where u is 1 in Linf and the slope in L2."""
     direction = slope.new_ones(1, 1) if norm == "linf" else slope
+    gain_by_pixel = slope if norm == "linf" else slope.square()
     largest = torch.finfo(slope.dtype).max ** 0.5
-    length = (gap / (slope * direction).sum(1)).nan_to_num(largest, largest).clamp(max=largest)
+    length = (gap / gain_by_pixel.sum(1)).nan_to_num(largest, largest).clamp(max=largest)
     for _ in range(MAX_ROUNDS):
         reach = length[:, None] * direction
-        missing = gap - (slope * torch.minimum(reach, room)).sum(1)
-        gain = (slope * direction * (reach < room)).sum(1)
-        longer = (length + missing / gain).nan_to_num(largest, largest).clamp(max=largest)
+        size = torch.minimum(reach, room)
+        missing = gap - _dot(slope, size)
         is_done = (missing <= 1e-6 * gap) | (length >= largest)
         if is_done.all():
-            break
+            return size
+        gain = _dot(gain_by_pixel, (reach < room).to(slope.dtype))
+        longer = (length + missing / gain).nan_to_num(largest, largest).clamp(max=largest)
         length = torch.where(is_done, length, torch.maximum(longer, length))
     return torch.minimum(length[:, None] * direction, room)
 

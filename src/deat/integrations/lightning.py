@@ -13,7 +13,7 @@ from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.methods import Method, get_method
 from deat.models import add_normalization
-from deat.models.output_objects import LogitsModel
+from deat.models.logits_wrapper import LogitsModel
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.adversarial_step import AdversarialStep, LoopEngine, StepResult, precision_of

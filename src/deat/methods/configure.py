@@ -45,7 +45,7 @@ def configure_method(
         gamma: M+: k grows when l_X exceeds gamma times its value at the last growth.
         max_steps: M+, DEAT-d and DEAT-p%: largest k.
         alpha: Step size, absolute as the eps of the threat is, the same at every k.
-        beta: TRADES and MART: weight of the robust term.
+        beta: TRADES and MART: weight of the robust term; FGSM-PGI: of the difference to the outputs at the start.
         tau: FAT and F+: steps granted after an example is misclassified.
         start: Where the perturbation starts: zero, uniform, normal, bernoulli or jitter.
         persistent: Carry the perturbation from batch to batch, as FREE originally does.
@@ -79,7 +79,7 @@ def configure_method(
     method = _replace_penalty(method, g_form, {"weight": g_weight, "step": g_step})
     method = _replace_perturbation(method, {"gamma": awp_gamma, "warmup": awp_warmup})
     method = _replace_settings(method, "probe", {"space": space}, "")
-    method = _replace_settings(method, "objective", {"beta": beta}, "beta belongs to trades and mart")
+    method = _replace_settings(method, "objective", {"beta": beta}, "beta belongs to trades, mart and fgsm-pgi")
     return _replace_settings(method, "attack", {"start": start, "persistent": persistent, "compact": compact}, "")
 
 

@@ -183,6 +183,8 @@ def _to_json(value: Any) -> Any:
                 del parts["leaves_ball"]  # for the same reason
             if value.start_radius == 1:
                 del parts["start_radius"]
+            if value.remember is None:
+                del parts["remember"]
         if isinstance(value, Method):
             names = [measurement.name for measurement in parts.pop("measurements")]
             parts |= {"measurements": names} if names else {}  # as above

@@ -21,8 +21,8 @@ from deat.methods import Method, get_method
 from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import add_normalization, get_input_std
 from deat.models.interface_checks import check_model
+from deat.models.logits_wrapper import LogitsModel
 from deat.models.normalize import parse_mean_std
-from deat.models.output_objects import LogitsModel
 from deat.radius_checks import check_radius
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat

@@ -15,7 +15,7 @@ from deat.core.game import Game
 from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
 from deat.data.batch_order import num_images_in_batch
-from deat.data.sources import SeekableSource, Source, stopping_workers
+from deat.data.sources import SeekableSource, Source, find_batch_indices, stopping_workers
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError
 from deat.methods import Method, get_method
@@ -154,6 +154,10 @@ class Trainer:
             measurements=method.measurements,
             check_inputs=False,  # sources check their data once
         )
+        self._batch_indices = None
+        if method.attack.remember is not None:
+            self._batch_indices = find_batch_indices(train, method.name)
+            self.game.remember_starts(train.num_examples, tuple(train.shape))
         self.average = WeightAverage(self.model, config.ema) if config.ema else None
         self.game.after_update = self.average.update if self.average else None
         self.game.executor.full_batch_size = distributed.shard.count(train.batch_size)
@@ -301,7 +305,7 @@ class Trainer:
         return self.read_meter()
 
     def prepare_step(self, epoch: int, step: int) -> None:
-        """Set the random streams, the learning rate and the batch size for one batch.
+        """Set the random streams, the learning rate, the batch size and the numbers of the images for one batch.
 
         Args:
             epoch: The epoch, from 0.
@@ -311,6 +315,9 @@ class Trainer:
         self.lr_scheduler.set_step(epoch * len(self.train) + step)
         if self.distributed.is_multiprocess:
             self.game.global_batch_size = num_images_in_batch(self.train.num_examples, self.train.batch_size, step)
+
+        if self._batch_indices is not None:
+            self.game.batch_index = self._batch_indices(epoch, step)
 
     def set_interruption(self, interruption: Interruption) -> None:
         """Use another interruption, such as one that several trainings share."""

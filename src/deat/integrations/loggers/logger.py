@@ -95,7 +95,7 @@ class Logger:
         """Log a table."""
 
     def log_file(self, path: Path, name: str) -> None:
-        """Store a file, such as weights, with the record."""
+        """Store a file, such as weights, or a folder, such as a checkpoint, with the record."""
 
     def finish(self, status: Status) -> None:
         """End the record."""
