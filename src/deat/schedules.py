@@ -207,6 +207,18 @@ class Schedule(ABC):
             "method with a fixed number of steps, such as m+deat, m+pgd-7 or m+free-8."
         )
 
+    def bounding_record(self, epoch: int, epochs: int, grows: bool) -> EpochRecord:
+        """Make a record after which k grows if it can, or does not: what the cost of a run is estimated by.
+
+        A schedule that reads `record.measured` makes one with the values that it reads.
+
+        Args:
+            epoch: The epoch, from 0.
+            epochs: The number of epochs of the training.
+            grows: Whether k grows.
+        """
+        return EpochRecord(epoch, 0.0, float(grows), 10.0 ** (300 * epoch / epochs) if grows else 1.0, 1)
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Fixed(Schedule):
