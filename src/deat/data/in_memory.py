@@ -88,7 +88,12 @@ class InMemorySource:
             yield self._images_at(index, params), self._y.index_select(0, index)
 
     def batch_indices(self, epoch: int, step: int) -> Tensor:
-        """Return the indices of the images in a batch, over all processes."""
+        """Return the indices of the images in a batch, over all processes.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch, from 0.
+        """
         order = epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle)
         return order[step * self.batch_size : (step + 1) * self.batch_size]
 

@@ -79,7 +79,12 @@ class IndexedSource(Protocol):
     """A Source that may know which examples of the data a batch has."""
 
     def batch_indices(self, epoch: int, step: int) -> Tensor | None:
-        """Return the indices of the examples in a batch, from 0, over all processes; None if they are not known."""
+        """Return the indices of the examples in a batch, from 0, over all processes; None if they are not known.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch, from 0.
+        """
 
 
 def find_batch_indices(source: Source, method: str) -> Callable[[int, int], Tensor]:

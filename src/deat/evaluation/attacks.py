@@ -117,7 +117,14 @@ class Attack:
             return self._attack_from_start(model, x, y, threat, x_adv - x, task)
 
     def check_task(self, task: Task) -> None:
-        """Raise UsageError if the task does not define the loss of this attack."""
+        """Raise UsageError if the task does not define the loss of this attack.
+
+        Args:
+            task: The task.
+
+        Raises:
+            UsageError: The task does not define it.
+        """
         if self.loss not in task.attack_losses:
             known = ", ".join(map(repr, task.attack_losses))
             reason = (

@@ -31,7 +31,11 @@ def list_tasks() -> tuple[str, ...]:
 
 
 def find_task_plugin(task: Task) -> str:
-    """Return the package and version of the plugin that a task is of; empty for any other task."""
+    """Return the package and version of the plugin that a task is of; empty for any other task.
+
+    Args:
+        task: The task.
+    """
     return _ORIGINS.get(type(task), "")
 
 
