@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -16,6 +16,7 @@ from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
 from deat.data.batch_order import num_images_in_batch
 from deat.data.sources import SeekableSource, Source, find_batch_indices, stopping_workers
+from deat.engine.cpu_memory import reused_memory
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError
 from deat.methods import Method, get_method
@@ -557,6 +558,7 @@ class Trainer:
         device = self.engine.device
         with (
             device_context(device),
+            reused_memory() if device.type == "cpu" else nullcontext(),
             flags,
             without_autocast(device.type),
             stopping_workers(self.train, self.val),
