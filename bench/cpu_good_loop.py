@@ -76,7 +76,7 @@ class GoodLoop:
     def __init__(self, net: nn.Module, x: Tensor, y: Tensor, method: str) -> None:
         last: Any = torch.channels_last
         self.net, self.x, self.y, self.method = (
-            net.to(memory_format=last).train(),
+            net.to(memory_format=last).train(),  # type: ignore[call-overload]
             x.contiguous(memory_format=last),
             y,
             method,
