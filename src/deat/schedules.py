@@ -133,14 +133,27 @@ class Schedule(ABC):
 
     @abstractmethod
     def k_at(self, state: ScheduleState, epoch: int) -> int:
-        """Return the number of steps in an epoch."""
+        """Return the number of steps in an epoch.
+
+        Args:
+            state: The state after the epochs before.
+            epoch: The epoch, from 0.
+        """
 
     def level_at(self, epoch: int) -> float:
-        """Return the level of the freeze rule in an epoch."""
+        """Return the level of the freeze rule in an epoch.
+
+        Args:
+            epoch: The epoch, from 0.
+        """
         return self.level
 
     def step_size(self, k: int) -> float:
-        """Return the step size for k steps: max(stretch / k, alpha)."""
+        """Return the step size for k steps: max(stretch / k, alpha).
+
+        Args:
+            k: The number of steps.
+        """
         alpha, stretch = self._absolute("alpha"), self._absolute("stretch")
         return max(stretch / k, alpha) if k else alpha
 

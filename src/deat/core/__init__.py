@@ -7,7 +7,7 @@ in which order they are made. docs/python.md and examples/own_loop.py show a loo
 from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.freeze_rules import FreezeRule, FreezeWhenConverged, FreezeWhenFooled
 from deat.core.game import Game
-from deat.core.gradient_penalty import GradientPenalty
+from deat.core.gradient_penalty import GradientAlignment, GradientPenalty
 from deat.core.inner_attack import InnerAttack
 from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 from deat.core.magnitude_probe import MagnitudeProbe
@@ -29,6 +29,7 @@ __all__ = [
     "FreezeWhenConverged",
     "FreezeWhenFooled",
     "Game",
+    "GradientAlignment",
     "GradientPenalty",
     "InnerAttack",
     "LossOutput",

@@ -110,7 +110,11 @@ class InnerAttack:
         return self.needs_reference and self.start == "jitter" and not self.persistent
 
     def loss_fn(self, task: Task = CLASSIFICATION) -> InnerLoss:
-        """Return the per-example loss to maximise, on a task."""
+        """Return the per-example loss to maximise, on a task.
+
+        Args:
+            task: What outputs and labels mean.
+        """
         return INNER_LOSSES[self.loss][1](task) if isinstance(self.loss, str) else self.loss
 
     @property
@@ -119,7 +123,14 @@ class InnerAttack:
         return (INNER_LOSSES[self.loss][0],) if isinstance(self.loss, str) else ()
 
     def check_threat(self, threat: ThreatModel) -> None:
-        """Raise UsageError for a threat model that the attack is not defined for."""
+        """Raise UsageError for a threat model that the attack is not defined for.
+
+        Args:
+            threat: The threat model.
+
+        Raises:
+            UsageError: The attack is not defined for it.
+        """
         if self.leaves_ball and len(threat.balls) > 1:
             raise UsageError(
                 "n-fgsm does not project delta, and training against several threats projects it from one ball onto another. "
@@ -147,7 +158,15 @@ class InnerAttack:
         full_batch_size: int | None = None,
         rows: slice = slice(None),
     ) -> Tensor:
-        """Return random starts; see `ThreatModel.initial_delta`."""
+        """Return random starts; see `ThreatModel.initial_delta`.
+
+        Args:
+            threat: The threat model.
+            x: The images, (B, ...).
+            generator: The source of random starts.
+            full_batch_size: See `ThreatModel.initial_delta`.
+            rows: See `ThreatModel.initial_delta`.
+        """
         return self._start_threat(threat).initial_delta(
             x, self.start, generator, full_batch_size=full_batch_size, rows=rows
         )
@@ -163,17 +182,36 @@ class InnerAttack:
         return self.persistent and self.carries_unclipped
 
     def visible_delta(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-        """Return the perturbation that the network sees; pixels that are clamped have no gradient."""
+        """Return the perturbation that the network sees; pixels that are clamped have no gradient.
+
+        Args:
+            threat: The threat model.
+            x: The images.
+            delta: Their perturbations.
+        """
         return threat.clip_to_box(x + delta) - x if self.clamps_images else delta
 
     def project(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-        """Project delta into the ball, unless it may leave it, and into the box if that is where the pixel range is kept."""
+        """Project delta into the ball, unless it may leave it, and into the box if that is where the pixel range is kept.
+
+        Args:
+            threat: The threat model.
+            x: The images.
+            delta: Their perturbations.
+
+        Returns:
+            The projected perturbations.
+        """
         if self.leaves_ball:
             return threat.project_to_box(x, delta)
         return threat.project_to_ball(delta) if self.clamps_images else threat.project(x, delta)
 
     def active_indices(self, buffers: Buffers) -> Tensor:
-        """Return the indices of the active examples. Reads the device; used by `compact` only."""
+        """Return the indices of the active examples. Reads the device; used by `compact` only.
+
+        Args:
+            buffers: The batch's buffers.
+        """
         return torch.nonzero(buffers.active).squeeze(1)
 
 

@@ -99,7 +99,11 @@ class LazyImages:
         return to_tensor(centre_crop(image, self.size, EVAL_CROP_FRACTION))
 
     def subset(self, indices: Tensor | Sequence[int]) -> "LazyImages":
-        """Return the images at `indices`, in this order."""
+        """Return the images at `indices`, in this order.
+
+        Args:
+            indices: The numbers of the images, from 0.
+        """
         index = torch.as_tensor(indices, dtype=torch.int64)
         return LazyImages(self.files, self.file_indices[index], self.labels[index], self.classes, self.size)
 
@@ -223,7 +227,12 @@ class StreamingSource:
             yield to_unit_range(x), y
 
     def batch_indices(self, epoch: int, step: int) -> Tensor:
-        """Return the indices of the images in a batch, over all processes."""
+        """Return the indices of the images in a batch, over all processes.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch, from 0.
+        """
         return self._loader.batch_sampler.indices(BatchPosition(epoch, step, BatchShard()))
 
     def stop_workers(self) -> None:

@@ -86,7 +86,11 @@ class AttackedImages:
     settings: dict[str, Any] = field(repr=False)
 
     def count(self, status: Status) -> int:
-        """Return how many images have a status."""
+        """Return how many images have a status.
+
+        Args:
+            status: One of the statuses of `AttackedImage`.
+        """
         return sum(image.status == status for image in self.images)
 
     @property

@@ -271,6 +271,9 @@ class AdversarialStep:
 
         A process that gets the state of another one, as from a checkpoint that the first process wrote, draws starts of
         its own.
+
+        Args:
+            state: What `state_dict` returned.
         """
         game = self.game
         self.epoch, self.state = int(state["epoch"]), dict(state["schedule"])

@@ -320,13 +320,22 @@ class Trainer:
             self.game.batch_index = self._batch_indices(epoch, step)
 
     def set_interruption(self, interruption: Interruption) -> None:
-        """Use another interruption, such as one that several trainings share."""
+        """Use another interruption, such as one that several trainings share.
+
+        Args:
+            interruption: The interruption.
+        """
         self.interruption = interruption
         if self.validator:
             self.validator.interruption = interruption
 
     def call_callbacks(self, event: str, *arguments: object) -> None:
-        """Call the callbacks that handle an event, a method of `Callback`, in their order."""
+        """Call the callbacks that handle an event, a method of `Callback`, in their order.
+
+        Args:
+            event: The name of the callbacks' function, such as "on_epoch".
+            *arguments: What it is called with, after the trainer.
+        """
         for callback in self.callbacks:
             if handler := getattr(callback, event, None):
                 handler(self, *arguments)
@@ -336,7 +345,11 @@ class Trainer:
         self._stopping = True
 
     def scale_step_size(self, factor: float) -> None:
-        """Multiply the length of the adversary's steps by `factor` from the next epoch on. For callbacks."""
+        """Multiply the length of the adversary's steps by `factor` from the next epoch on. For callbacks.
+
+        Args:
+            factor: What the step size is multiplied by.
+        """
         lengths = {name: factor * length for name, length in self._step_lengths.items()}
         self.schedule = replace(self.schedule, **lengths)
 
@@ -356,6 +369,9 @@ class Trainer:
     def read_meter(self) -> EpochRecord:
         """Read the epoch's means so far.
 
+        Returns:
+            The means.
+
         Raises:
             NumericalError: A batch's loss was not finite.
         """
@@ -370,6 +386,9 @@ class Trainer:
         Args:
             message: What is wrong, and what to do.
             batch: The first bad batch of the epoch, from 1; by default the last one.
+
+        Returns:
+            The error, to be raised.
         """
         batch = max(1, self.step) if batch is None else batch
         lr = self.lr_scheduler.lr_at(self.epoch * len(self.train) + batch - 1)
@@ -400,7 +419,11 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a result of `state_dict`."""
+        """Resume from a result of `state_dict`.
+
+        Args:
+            state: What `state_dict` returned.
+        """
         unwrap_model(self.model).load_state_dict(state["model"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.game.executor.clear_recordings()  # they refer to tensors that the optimizer has replaced

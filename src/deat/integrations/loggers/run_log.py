@@ -138,13 +138,23 @@ class RunLog(Callback):
             self._store_best_weights(result, storing)
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Log a table, such as the final scores."""
+        """Log a table, such as the final scores.
+
+        Args:
+            name: The table's name.
+            columns: The names of its columns.
+            rows: Its rows, with a value for each column.
+        """
         if self._active is None and self.trainer is not None:
             self._start(self.trainer)
         self._tell(lambda logger: logger.log_table(name, columns, rows))
 
     def finish(self, status: Status) -> None:
-        """End the records that were begun."""
+        """End the records that were begun.
+
+        Args:
+            status: How the training ended.
+        """
         self._tell(lambda logger: logger.finish(status))
         self._active = None
 
