@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.errors import DataError, UsageError
 from deat.tasks.class_labels import check_class_numbers, has_integer_dtype
+from deat.tasks.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
 from deat.tasks.task import AttackLoss, ClassWeights, Task
 
