@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack, correct_under_attack, parse_attack
+from deat.evaluation.attacks import Attack, as_judged, correct_under_attack, parse_attack
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.tasks import CLASSIFICATION, Task
@@ -98,6 +98,7 @@ class AttackProbe:
             eps: Another radius than the threat model's.
             seed: The seed of its start.
         """
+        attack = as_judged(attack)
         key = attack, eps, seed
         if key not in self.results_cache:
             threat = self.threat if eps is None else replace(self.threat, eps=eps)
