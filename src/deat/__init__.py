@@ -12,15 +12,19 @@ from deat.core import (
     EpochRecord,
     FreezeRule,
     Game,
+    GradientAlignment,
     GradientPenalty,
     InnerAttack,
     LossOutput,
     MagnitudeProbe,
     Mart,
+    Measurement,
     Objective,
     Play,
     Relay,
+    RememberStarts,
     Replay,
+    StartConsistency,
     Trades,
     TrainingLoss,
     WeightPerturbation,
@@ -29,9 +33,9 @@ from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Sourc
 from deat.engine.engine import Engine
 from deat.evaluation.adversarial_examples import AdversarialExamples
 from deat.evaluation.attacks import Attack
-from deat.evaluation.bound_attack import BoundAttack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
+from deat.evaluation.standalone_attack import BoundAttack, attack
 from deat.evaluation.verified_attack import AttackLike
 from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
 from deat.methods import Method, RuleSet, awp, friendly, get_method, gplus, mplus, register_method
@@ -91,6 +95,7 @@ __all__ = [
     "ExportedFile",
     "FreezeRule",
     "Game",
+    "GradientAlignment",
     "GradientPenalty",
     "ImageSet",
     "InnerAttack",
@@ -99,6 +104,7 @@ __all__ = [
     "LossOutput",
     "MagnitudeProbe",
     "Mart",
+    "Measurement",
     "Method",
     "Normalize",
     "Objective",
@@ -107,12 +113,14 @@ __all__ = [
     "Play",
     "Prediction",
     "Relay",
+    "RememberStarts",
     "Replay",
     "RuleSet",
     "SavedRun",
     "Schedule",
     "ScheduleState",
     "Source",
+    "StartConsistency",
     "StepResult",
     "ThreatModel",
     "Trades",

@@ -130,14 +130,27 @@ class Schedule(ABC):
 
     @abstractmethod
     def k_at(self, state: ScheduleState, epoch: int) -> int:
-        """Return the number of steps in an epoch."""
+        """Return the number of steps in an epoch.
+
+        Args:
+            state: The state after the epochs before.
+            epoch: The epoch, from 0.
+        """
 
     def level_at(self, epoch: int) -> float:
-        """Return the level of the freeze rule in an epoch."""
+        """Return the level of the freeze rule in an epoch.
+
+        Args:
+            epoch: The epoch, from 0.
+        """
         return self.level
 
     def step_size(self, k: int) -> float:
-        """Return the step size for k steps: max(stretch / k, alpha)."""
+        """Return the step size for k steps: max(stretch / k, alpha).
+
+        Args:
+            k: The number of steps.
+        """
         alpha, stretch = self._absolute("alpha"), self._absolute("stretch")
         return max(stretch / k, alpha) if k else alpha
 
@@ -152,6 +165,15 @@ class Schedule(ABC):
             A message for the user, or None if k grew or does not depend on records.
         """
         return None
+
+    def is_stuck(self, state: ScheduleState, records: Sequence[EpochRecord]) -> bool:
+        """Return whether k has not grown so far and is unlikely to, so that the user is told early.
+
+        Args:
+            state: The state after these epochs.
+            records: The records of all epochs so far.
+        """
+        return False
 
     def bind(self, eps: float, epochs: int) -> Self:
         """Return this schedule with absolute lengths, which a method declares in units of eps.
@@ -197,6 +219,18 @@ class Schedule(ABC):
             f"m+ cannot be applied to a method whose schedule is {self!r}, which already changes k. Put m+ before a "
             "method with a fixed number of steps, such as m+deat, m+pgd-7 or m+free-8."
         )
+
+    def bounding_record(self, epoch: int, epochs: int, grows: bool) -> EpochRecord:
+        """Make a record after which k grows if it can, or does not: what the cost of a run is estimated by.
+
+        A schedule that reads `record.measured` makes one with the values that it reads.
+
+        Args:
+            epoch: The epoch, from 0.
+            epochs: The number of epochs of the training.
+            grows: Whether k grows.
+        """
+        return EpochRecord(epoch, 0.0, float(grows), 10.0 ** (300 * epoch / epochs) if grows else 1.0, 1)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -360,6 +394,13 @@ class GradientMagnitude(Schedule):
             f"deat.configure_method in Python): below {largest.magnitude / first.magnitude:.3g}, k would have grown. "
             "Or choose k yourself: free-4, pgd-7."
         )
+
+    def is_stuck(self, state: ScheduleState, records: Sequence[EpochRecord]) -> bool:
+        """Return whether l_X has fallen below half of its first threshold, as after a peak in epoch 2."""
+        if self.explain_no_growth(state, records) is None:
+            return False
+        threshold: float = state["threshold"]
+        return max(record.magnitude for record in records[2:]) < threshold / 2
 
     def _should_grow(self, state: ScheduleState, record: EpochRecord) -> bool:
         k = int(state["k"])

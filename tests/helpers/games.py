@@ -1,5 +1,6 @@
 """Games and trainers put together the way training does it, on small networks."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ THREATS = [deat.Linf(0.1), deat.L2(0.5), deat.L1(2.0)]
 NO_BALL_CONTAINS_ANOTHER = [deat.Linf(0.2), deat.L2(0.5), deat.L1(1.2)]
 UNIONS = [deat.Union(*NO_BALL_CONTAINS_ANOTHER, rule=rule) for rule in ("worst", "random", "error", "magnitude")]
 EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5", "g+fgsm", "m+g+deat", "awp+fgsm", "g+awp+m+deat"]
-UPDATE_COSTS = {"g+fgsm": 1, "m+g+deat": 1, "awp+fgsm": 1, "g+awp+m+deat": 2}
+EXTRAS += ["f+n-fgsm", "m+g+n-fgsm", "g+awp+m+fgsm-pgi", "awp+m+gradalign"]
+UPDATE_COSTS = {"g+fgsm": 1, "m+g+deat": 1, "awp+fgsm": 1, "g+awp+m+deat": 2, "m+g+n-fgsm": 1}
+UPDATE_COSTS |= {"g+awp+m+fgsm-pgi": 2, "gradalign": 2, "awp+m+gradalign": 3}
 """Backprops a batch beyond k + 1."""
 
 
@@ -43,7 +46,22 @@ def game_of(
         **options,
     )
     game.generator.manual_seed(0)
+    if method.attack.remember is not None:
+        number_images(game)
     return game
+
+
+def number_images(game: deat.Game) -> None:
+    """Let a game remember starts as if every batch were the first images of one data set."""
+    begin_batch = game.begin_batch
+
+    def begin_numbered(x: Tensor, y: Tensor, budget: Budget) -> Buffers:
+        if game.start_memory is None:
+            game.remember_starts(64, tuple(x.shape[1:]))
+        game.batch_index = torch.arange(len(x))
+        return begin_batch(x, y, budget)
+
+    game.begin_batch = begin_numbered  # type: ignore[method-assign]
 
 
 def busy_budget(method: Method, threat: deat.ThreatModel = THREATS[0]) -> Budget:
@@ -53,6 +71,13 @@ def busy_budget(method: Method, threat: deat.ThreatModel = THREATS[0]) -> Budget
     if "k" in state:
         state = {**state, "k": 2}
     return schedule.budget(state, 6)
+
+
+def reach(method: Method, threat: deat.ThreatModel, budget: Budget) -> deat.ThreatModel:
+    """The ball that a method keeps its perturbations in: a larger one if it does not project them."""
+    if not method.attack.leaves_ball:
+        return threat
+    return replace(threat, eps=method.attack.start_radius * threat.eps + budget.k * budget.step_size)
 
 
 class WatchedGame(deat.Game):

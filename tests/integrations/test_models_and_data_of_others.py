@@ -17,6 +17,7 @@ from deat.cli.main import main
 from deat.data import ImageSet, LazyImages
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.models import fetch_pretrained, get_input_std
+from helpers.hub_server import serve_hub
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -196,14 +197,15 @@ def test_missing_and_cut_shards_are_refused(tmp_path):
 # Networks and weights
 
 
-def save_vit(folder: Path, labels: int = 3) -> Any:
+def save_vit(folder: Path, labels: int = 3, channels: int = 3) -> Any:
     transformers = pytest.importorskip("transformers", reason="needs Hugging Face transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    sizes |= {"image_size": 8, "patch_size": 4}
+    sizes |= {"image_size": 8, "patch_size": 4, "num_channels": channels}
     torch.manual_seed(0)
     net = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, num_labels=labels))
     net.save_pretrained(folder)
-    processing = {"image_processor_type": "ViTImageProcessor", "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+    processing = {"image_processor_type": "ViTImageProcessor"}
+    processing |= {"image_mean": [0.4] * channels, "image_std": [0.2] * channels}
     (folder / "preprocessor_config.json").write_text(json.dumps(processing))
     return net.eval()
 
@@ -253,6 +255,36 @@ def test_training_starts_from_published_weights(tmp_path, monkeypatch):
     ]
     assert main(["train", "--data", f"webdataset:{tmp_path}", "--model", spec, "--init", spec, *flags]) == 0
     assert list((tmp_path / "root" / "pretrained").glob("hf-*.safetensors"))
+
+
+FETCH = """
+import json, os, sys
+os.environ.update(json.loads(sys.argv[1]))
+from deat.cli.main import main
+
+flags = ["--epochs", "1", "--baseline", "no", "--test-images", "0"]
+named = ["--model", "hf:org/vit", "--init", "hf:org/vit"]
+statuses = [main(["train", *named, *flags, "--out", "refused"])]
+statuses += [main(["train", "--model", "hf:org/none", "--download", *flags, "--out", "none"])]
+statuses += [main(["train", *named, "--download", *flags, "--out", "run"])]
+statuses += [main(["train", "--model", "hf:org/vit", *flags, "--out", "again"])]
+json.dump(statuses, open("statuses.json", "w"))
+"""
+
+
+def test_a_network_of_the_hub_is_fetched_only_where_that_is_allowed(tmp_path, children):
+    save_vit(tmp_path / "vit", channels=1)
+    (tmp_path / "script.py").write_text(FETCH)
+    with serve_hub() as hub:
+        hub.repos["org/vit"] = {file.name: file.read_bytes() for file in (tmp_path / "vit").iterdir()}
+        settings = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        settings |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "DEAT_DATA": str(tmp_path / "data")}
+        assert children.run_script(tmp_path / "script.py", json.dumps(settings), cwd=tmp_path) == 0
+    assert json.loads((tmp_path / "statuses.json").read_text()) == [4, 4, 0, 0]
+    errors = (tmp_path / "err").read_text()
+    assert "Fetch them: --download" in errors
+    assert "hf:org/none cannot be fetched" in errors
+    assert list((tmp_path / "data" / "pretrained").glob("hf-org--vit.safetensors"))
 
 
 def test_weights_that_are_not_in_the_cache_are_never_fetched_unasked(tmp_path, monkeypatch):

@@ -21,11 +21,13 @@ from deat.evaluation.evaluator import evaluate
 from deat.evaluation.resume_log import fingerprint_model
 from deat.evaluation.verified_attack import derive_block_seed
 from deat.radius_checks import max_image_distance
-from deat.report.ball_table import render_balls_markdown
-from deat.report.claim_checks import check_claims
 from deat.report.draw_figures import check_matplotlib, draw_figure, draw_gallery
-from deat.report.evaluation_table import describe_evaluations, render_evaluations_markdown
-from deat.report.example_pictures import WAVE_SAMPLES, is_drawable, mask_to_uint8, wave_to_uint8
+from deat.report.extra_tables import (
+    describe_evaluations,
+    render_balls_markdown,
+    render_evaluations_markdown,
+    render_metrics_markdown,
+)
 from deat.report.figure_data import (
     Figure,
     PlotLine,
@@ -35,18 +37,22 @@ from deat.report.figure_data import (
     split_panels,
 )
 from deat.report.gallery import (
+    WAVE_SAMPLES,
     Gallery,
     Tile,
     gallery_to_csv_rows,
     image_to_uint8,
+    is_drawable,
+    mask_to_uint8,
     name_tiles,
     select_candidates,
     select_tiles,
+    wave_to_uint8,
 )
 from deat.report.html import render_page
 from deat.report.latex import render_latex_table
-from deat.report.metric_table import render_metrics_markdown
 from deat.report.page_data import Report
+from deat.report.paper_claims import check_claims
 from deat.report.problems import (
     UNEVALUATED,
     collect_flags,
@@ -56,7 +62,7 @@ from deat.report.problems import (
     list_unchecked_seeds,
     list_watch_alarms,
 )
-from deat.report.report_data import ReportData, load_report_data
+from deat.report.report_data import ReportData, format_title, load_report_data
 from deat.report.run_results import ReportRow, RunResults
 from deat.report.stats import get_mean_accuracy, summarize_accuracy, summarize_cost
 from deat.report.tables import (
@@ -68,7 +74,6 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
-from deat.report.titles import format_title
 from deat.report.unevaluated_runs import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,

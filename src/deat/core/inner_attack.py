@@ -1,7 +1,7 @@
 """The attack inside training: its loss, start, batch-norm mode and freeze rule."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from deat.core.buffers import Buffers
 from deat.core.freeze_rules import FreezeRule
+from deat.core.remembered_starts import RememberStarts
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
+from deat.utils.numbers import check_number
 
 InnerLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A loss for each example, (B,), as a function of (outputs, labels, reference outputs)."""
@@ -42,9 +44,15 @@ class InnerAttack:
             clamped to [0, 1] instead, as in the paper's ImageNet code. Without `persistent` it has no effect.
         compact: Whether attack steps run on the active examples only, instead of masking the frozen ones. This reads
             the device at every step.
+        leaves_ball: Whether delta is kept in the box alone, and may leave the ball, as in N-FGSM.
+        start_radius: The radius of the random start in units of eps; above 1 it needs `leaves_ball`. The starts "zero" and
+            "jitter" have no radius.
+        remember: How each image's start follows from earlier epochs, as in FGSM-PGI; None for a random start each time.
+            It is for methods that craft or replay.
 
     Raises:
-        UsageError: If the loss is unknown or a lambda, or `compact` is set without a freeze rule or in train mode.
+        UsageError: If the loss is unknown or a lambda, `compact` is set without a freeze rule or in train mode, or a delta
+            that leaves the ball is carried, or a larger start does not leave it, or starts are carried and remembered.
 
     Example:
         >>> attack = deat.InnerAttack(loss="kl", start="jitter", batch_norm="eval")
@@ -58,6 +66,9 @@ class InnerAttack:
     persistent: bool = False
     carries_unclipped: bool = False
     compact: bool = False
+    leaves_ball: bool = False
+    start_radius: float = 1.0
+    remember: RememberStarts | None = None
 
     def __post_init__(self) -> None:
         if getattr(self.loss, "__name__", "") == "<lambda>":
@@ -69,6 +80,23 @@ class InnerAttack:
             raise UsageError(
                 "compact needs a freeze rule and an attack in eval mode (fat-K, f+trades, f+mart): "
                 "in train mode, batch norm would see a different batch."
+            )
+        check_number("start_radius", self.start_radius, lambda v: 0 < v <= 100, "above 0 and at most 100, such as 2")
+        if self.start_radius > 1 and not self.leaves_ball:
+            raise UsageError(
+                f"start_radius {self.start_radius:g} is outside the ball, and delta is projected onto it. Set leaves_ball=True, "
+                "or a radius of at most 1."
+            )
+        if self.leaves_ball and self.persistent:
+            raise UsageError(
+                "persistent carries delta from batch to batch, and a delta that leaves the ball (n-fgsm) would grow with every "
+                "batch. Leave persistent out, or use a method such as fgsm or free-4."
+            )
+
+        if self.remember is not None and self.persistent:
+            raise UsageError(
+                "persistent starts from the delta of the batch before, and this attack (fgsm-pgi) from one that it remembers "
+                "for each image. Leave persistent out."
             )
 
     @property
@@ -82,7 +110,11 @@ class InnerAttack:
         return self.needs_reference and self.start == "jitter" and not self.persistent
 
     def loss_fn(self, task: Task = CLASSIFICATION) -> InnerLoss:
-        """Return the per-example loss to maximise, on a task."""
+        """Return the per-example loss to maximise, on a task.
+
+        Args:
+            task: What outputs and labels mean.
+        """
         return INNER_LOSSES[self.loss][1](task) if isinstance(self.loss, str) else self.loss
 
     @property
@@ -90,21 +122,96 @@ class InnerAttack:
         """The functions of a task that the loss needs."""
         return (INNER_LOSSES[self.loss][0],) if isinstance(self.loss, str) else ()
 
+    def check_threat(self, threat: ThreatModel) -> None:
+        """Raise UsageError for a threat model that the attack is not defined for.
+
+        Args:
+            threat: The threat model.
+
+        Raises:
+            UsageError: The attack is not defined for it.
+        """
+        if self.leaves_ball and len(threat.balls) > 1:
+            raise UsageError(
+                "n-fgsm does not project delta, and training against several threats projects it from one ball onto another. "
+                "Use fgsm, or a single threat."
+            )
+        self._start_threat(threat)
+
+    def _start_threat(self, threat: ThreatModel) -> ThreatModel:
+        """The threat model with the radius of the start."""
+        if self.start_radius == 1:
+            return threat
+        try:
+            return replace(threat, eps=self.start_radius * threat.eps)
+        except UsageError as error:
+            raise UsageError(
+                f"n-fgsm starts from noise of {self.start_radius:g} eps, which is too large at eps {threat.eps:g}: {error}"
+            ) from None
+
+    def initial_delta(
+        self,
+        threat: ThreatModel,
+        x: Tensor,
+        generator: torch.Generator | None,
+        *,
+        full_batch_size: int | None = None,
+        rows: slice = slice(None),
+    ) -> Tensor:
+        """Return random starts; see `ThreatModel.initial_delta`.
+
+        Args:
+            threat: The threat model.
+            x: The images, (B, ...).
+            generator: The source of random starts.
+            full_batch_size: See `ThreatModel.initial_delta`.
+            rows: See `ThreatModel.initial_delta`.
+        """
+        return self._start_threat(threat).initial_delta(
+            x, self.start, generator, full_batch_size=full_batch_size, rows=rows
+        )
+
+    @property
+    def projects_to_threat(self) -> bool:
+        """Whether delta is projected into ball and box, as usual."""
+        return not (self.clamps_images or self.leaves_ball)
+
     @property
     def clamps_images(self) -> bool:
         """Whether the pixel range is kept by clamping what the network sees, and not by projecting delta."""
         return self.persistent and self.carries_unclipped
 
     def visible_delta(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-        """Return the perturbation that the network sees; pixels that are clamped have no gradient."""
+        """Return the perturbation that the network sees; pixels that are clamped have no gradient.
+
+        Args:
+            threat: The threat model.
+            x: The images.
+            delta: Their perturbations.
+        """
         return threat.clip_to_box(x + delta) - x if self.clamps_images else delta
 
     def project(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-        """Project delta into the ball, and into the box if that is where the pixel range is kept."""
+        """Project delta into the ball, unless it may leave it, and into the box if that is where the pixel range is kept.
+
+        Args:
+            threat: The threat model.
+            x: The images.
+            delta: Their perturbations.
+
+        Returns:
+            The projected perturbations.
+        """
+        if self.leaves_ball:
+            return threat.project_to_box(x, delta)
         return threat.project_to_ball(delta) if self.clamps_images else threat.project(x, delta)
 
     def active_indices(self, buffers: Buffers) -> Tensor:
-        """Return the indices of the active examples. Reads the device; used by `compact` only."""
+        """Return the indices of the active examples. Reads the device; used by `compact` only.
+
+        Args:
+            buffers: The batch's buffers.
+        """
         return torch.nonzero(buffers.active).squeeze(1)
 
 

@@ -31,7 +31,7 @@ class CompiledCalls:
     With our own kernels (half precision on a GPU), batch norms are fused and large weights are cast to half precision
     once a move. Where several processes share a batch, the objective is compiled by torch's own compiler, since DDP
     waits for the gradients of the weights themselves. In every other call the weights are detached inside the compiled
-    function: otherwise its backward would compute gradients that nobody uses.
+    function: otherwise its backward would compute unused gradients.
 
     Args:
         net: The network.
@@ -114,15 +114,23 @@ class NetworkCalls:
             self._executor.single_process,
         )
 
+    @property
+    def needs_start(self) -> bool:
+        """Whether the training loss needs the perturbation that a batch started from."""
+        return bool(getattr(self.unwrapped_objective, "needs_start", False))
+
     def objective(self, buffers: Buffers, delta: Tensor) -> LossOutput:
         """The training loss at x + delta; with several processes, this is where DDP synchronises."""
         compiled = self._compiled_for(buffers.x)
         function: ObjectiveFunction = compiled.objective if compiled else self._objective
+        if self.needs_start:
+            return function(buffers.x, delta, buffers.y, None, buffers.initial_delta)
         return function(buffers.x, delta, buffers.y)
 
     def penalised_objective(self, buffers: Buffers, delta: Tensor, penalty: Penalty) -> PenalisedOutput:
         """The training loss at x + delta with a penalty. It takes gradients inside, so it is never compiled."""
-        output: PenalisedOutput = self._objective(buffers.x, delta, buffers.y, penalty)
+        start = buffers.initial_delta if self.needs_start else None
+        output: PenalisedOutput = self._objective(buffers.x, delta, buffers.y, penalty, start)
         return output
 
     def objective_with_offsets(self, buffers: Buffers, delta: Tensor, layer: FirstLayer) -> LossOutput:
@@ -171,13 +179,13 @@ def unwrap_ddp(objective: nn.Module) -> nn.Module:
 
 
 def _projected_step_function(attack: InnerAttack, threat: ThreatModel) -> Callable[..., Tensor]:
-    if not attack.clamps_images:
+    if attack.projects_to_threat:
         return threat.pgd_step
     return lambda x, delta, grad, alpha: attack.project(threat, x, threat.step(x, delta, grad, alpha))
 
 
 def _make_projected_step(attack: InnerAttack, threat: ThreatModel, engine: Engine) -> ProjectedStep:
-    if engine.uses_own_kernels and type(threat) is Linf and threat.is_plain and not attack.clamps_images:
+    if engine.uses_own_kernels and type(threat) is Linf and threat.is_plain and attack.projects_to_threat:
         from deat.engine.kernels.linf_step_triton import linf_projected_step
 
         return partial(linf_projected_step, eps=threat.eps)
@@ -191,8 +199,8 @@ def _objective_with_half_weights(objective: nn.Module, half_weights: HalfWeights
         return objective
     weights = half_weights.trainable_copies(objective)
 
-    def call(x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
-        output: LossOutput = functional_call(objective, weights, (x, delta, y))
+    def call(x: Tensor, delta: Tensor, y: Tensor, *others: Any) -> LossOutput:
+        output: LossOutput = functional_call(objective, weights, (x, delta, y, *others))
         return output
 
     return call

@@ -87,6 +87,16 @@ class InMemorySource:
             index = index[self.shard.rows(len(index))]
             yield self._images_at(index, params), self._y.index_select(0, index)
 
+    def batch_indices(self, epoch: int, step: int) -> Tensor:
+        """Return the indices of the images in a batch, over all processes.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch, from 0.
+        """
+        order = epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle)
+        return order[step * self.batch_size : (step + 1) * self.batch_size]
+
     def _images_at(self, index: Tensor, params: AugmentParams | None) -> Tensor:
         if self.augment and params and self._can_use_crop_kernel:
             return crop(self._x, index, params.top, params.left, params.flip, self.augment.pad)

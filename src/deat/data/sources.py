@@ -1,7 +1,7 @@
 """Turns any data that a user may have into a Source of batches on the device."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,6 +72,41 @@ class SeekableSource(Protocol):
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the batches of an epoch, starting at number `first`."""
+
+
+@runtime_checkable
+class IndexedSource(Protocol):
+    """A Source that may know which examples of the data a batch has."""
+
+    def batch_indices(self, epoch: int, step: int) -> Tensor | None:
+        """Return the indices of the examples in a batch, from 0, over all processes; None if they are not known.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch, from 0.
+        """
+
+
+def find_batch_indices(source: Source, method: str) -> Callable[[int, int], Tensor]:
+    """Return the function from an epoch and a batch to the indices of its examples.
+
+    Args:
+        source: The training source.
+        method: The name of the method that needs them, for the message.
+
+    Raises:
+        UsageError: If the source does not know which examples a batch has.
+    """
+    if isinstance(source, IndexedSource) and source.batch_indices(0, 0) is not None:
+        return source.batch_indices  # type: ignore[return-value]
+    kind = (
+        "a DataLoader or an iterable of batches" if isinstance(source, LoaderSource) else f"a {type(source).__name__}"
+    )
+    raise UsageError(
+        f"{method} remembers a start for each image, and {kind} does not say which images a batch has. Pass the Dataset "
+        "itself, the images as tensors, or a folder; a source of your own needs a method batch_indices(epoch, step). Or use "
+        "a method that remembers nothing, such as n-fgsm."
+    )
 
 
 @runtime_checkable

@@ -101,7 +101,14 @@ class Attack:
             return x_adv
 
     def check_task(self, task: Task) -> None:
-        """Raise UsageError if the task does not define the loss of this attack."""
+        """Raise UsageError if the task does not define the loss of this attack.
+
+        Args:
+            task: The task.
+
+        Raises:
+            UsageError: The task does not define it.
+        """
         if self.loss not in task.attack_losses:
             known = ", ".join(map(repr, task.attack_losses))
             reason = (

@@ -53,7 +53,7 @@ from deat.evaluation.sanity import (
 from deat.evaluation.union import combine_balls
 from deat.evaluation.verified_attack import AttackLike, Judge, get_stages
 from deat.models.interface_checks import check_model
-from deat.models.output_objects import LogitsModel, has_logits, take_logits
+from deat.models.logits_wrapper import LogitsModel, has_logits, take_logits
 from deat.radius_checks import check_radius, get_tiny_radius_warnings
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, Union, parse_threat
@@ -82,7 +82,7 @@ KEYWORD_HINTS = {
     "num_images": "The first so many images are n.",
     "steps": "The steps are part of the attack's name, such as attacks=['pgd-50'].",
 }
-"""What to use in place of a keyword that evaluate does not have, where its spelling does not tell."""
+"""What to use in place of a keyword that evaluate does not have, where did_you_mean cannot suggest it."""
 
 
 def evaluate(

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from deat.errors import UsageError, did_you_mean, unknown_name_error
+from deat.models.logits_wrapper import LogitsModel
 from deat.models.normalize import add_normalization, get_input_std
-from deat.models.output_objects import LogitsModel
 from deat.utils.numbers import is_int_at_least
 from deat.utils.plugins import load_plugins
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_object
@@ -285,7 +285,7 @@ def _build_from_transformers(name: str, sizes: dict[str, int]) -> nn.Module:
     except Exception as error:
         raise UsageError(
             f"hf:{name} has no configuration here ({str(error).splitlines()[0]}). Give a folder of save_pretrained, or "
-            f"fetch it once: huggingface-cli download {name}"
+            f"fetch it once: --download, or deat.models.fetch_pretrained('hf:{name}', download=True)."
         ) from error
     net: nn.Module = _call_builder(
         f"hf:{name}", transformers.AutoModelForImageClassification.from_config, config=config

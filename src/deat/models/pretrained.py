@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from deat.errors import CheckpointError, UsageError
+from deat.models.logits_wrapper import LogitsModel
 from deat.models.model_registry import Normalization, import_package
 from deat.models.normalize import add_normalization
-from deat.models.output_objects import LogitsModel
 from deat.models.weights import save_weights
 
 Pretrained = tuple[nn.Module, Normalization | None]
@@ -63,6 +63,24 @@ def fetch_pretrained(spec: str, folder: str | os.PathLike[str] | None = None, *,
     root.mkdir(parents=True, exist_ok=True)
     save_weights(model, file)
     return file
+
+
+def fetch_architecture(spec: str) -> None:
+    """Let a package fetch what it needs to build a network by its name: for "hf:NAME" the configuration.
+
+    Args:
+        spec: A model's name; those of other packages need nothing.
+
+    Raises:
+        CheckpointError: It cannot be fetched.
+    """
+    package, _, name = spec.partition(":")
+    if package.lower() != "hf" or Path(name).is_dir():
+        return
+    try:
+        import_package("transformers").AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{spec} cannot be fetched ({str(error).splitlines()[0]}).") from error
 
 
 def _default_folder() -> Path:

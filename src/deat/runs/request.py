@@ -11,7 +11,7 @@ from torch import nn
 
 from deat.data import Augment, DataSplits, Source, load_data
 from deat.data.channel_stats import ChannelStats
-from deat.data.datasets import name_path_kind
+from deat.data.datasets import name_path_kind, split_data_root
 from deat.data.image_label_checks import check_dataset_size
 from deat.data.image_set import sample_slice, split_indices
 from deat.data.streaming import AnyImageSet
@@ -22,7 +22,7 @@ from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.methods.method_registry import find_method_plugin
 from deat.models import add_normalization, build_model, get_input_std
 from deat.models.model_registry import find_model_plugin
-from deat.models.pretrained import fetch_pretrained, is_pretrained_spec
+from deat.models.pretrained import fetch_architecture, fetch_pretrained, is_pretrained_spec
 from deat.radius_checks import check_radius
 from deat.tasks import Segmentation, Task, find_task_plugin
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat
@@ -301,13 +301,16 @@ def resolve_request(
         DataError: The data are missing or damaged.
     """
     settings = {name: value for name, value in config_fields.items() if value is not None}
-    request = replace(request, data=name_path_kind(request.data))
+    data, data_root = split_data_root(name_path_kind(request.data), request.data_root)
+    request = replace(request, data=data, data_root=None if data_root is None else str(data_root))
     for name, known in PREPROCESSING_CHOICES.items():
         if getattr(request, name) not in known:
             raise unknown_name_error(name, getattr(request, name), known)
     if request.init and is_pretrained_spec(request.init):
         kept_in = Path(request.data_root).expanduser() / "pretrained" if request.data_root else None
         request = replace(request, init=str(fetch_pretrained(request.init, kept_in, download=request.download)))
+    if request.download:
+        fetch_architecture(request.model)
     resolve_device(TrainConfig(**settings).device)
     method = get_method(request.method, rules=request.rules)
     named = read_requested_threat(request)

@@ -10,7 +10,7 @@ from typing import Any
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks.classification import Classification
 from deat.tasks.multi_label import MultiLabel
-from deat.tasks.recorded import recorded_task
+from deat.tasks.recorded_task import recorded_task
 from deat.tasks.regression import Regression
 from deat.tasks.segmentation import Segmentation
 from deat.tasks.task import Task
@@ -31,7 +31,11 @@ def list_tasks() -> tuple[str, ...]:
 
 
 def find_task_plugin(task: Task) -> str:
-    """Return the package and version of the plugin that a task is of; empty for any other task."""
+    """Return the package and version of the plugin that a task is of; empty for any other task.
+
+    Args:
+        task: The task.
+    """
     return _ORIGINS.get(type(task), "")
 
 

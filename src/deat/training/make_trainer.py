@@ -17,9 +17,9 @@ from deat.methods import Method, get_method
 from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import add_normalization, get_input_std
 from deat.models.interface_checks import check_model
+from deat.models.logits_wrapper import return_logits, take_logits
 from deat.models.model_registry import Normalization
 from deat.models.normalize import parse_mean_std
-from deat.models.output_objects import return_logits, take_logits
 from deat.radius_checks import check_radius, get_radius_warnings
 from deat.tasks import Task
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat

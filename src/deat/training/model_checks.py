@@ -13,7 +13,7 @@ from deat.data.image_label_checks import describe_labels_out_of_range, describe_
 from deat.data.sources import stopping_workers
 from deat.errors import DataError, UsageError
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
-from deat.models.output_objects import take_logits
+from deat.models.logits_wrapper import take_logits
 from deat.tasks import CLASSIFICATION, Task
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import describe_error

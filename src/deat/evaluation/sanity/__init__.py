@@ -8,7 +8,7 @@ from deat.evaluation.sanity.after_attack import check_after_attacks, estimate_ch
 from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE, are_probabilities, check_before_attacks
 from deat.evaluation.sanity.consistency import check_consistency
 from deat.evaluation.sanity.flag_advice import FLAG_ADVICE, Flag, accuracy_tolerance
-from deat.evaluation.sanity.fresh_copies import FreshCopies, check_memory, copy_before_queries
+from deat.evaluation.sanity.stateful_model import FreshCopies, check_memory, copy_before_queries
 
 SANITY_IMAGES = 128
 """How many images, from all over the evaluated ones, the checks before and after the attacks use."""

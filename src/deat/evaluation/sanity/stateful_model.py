@@ -9,7 +9,7 @@ from deat.evaluation.attacks import Attack, correct_under_attack
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.sanity.before_attack import count_different_outputs, max_odd_images
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
-from deat.models.output_objects import take_logits
+from deat.models.logits_wrapper import take_logits
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.torch_utils import eval_mode

@@ -26,7 +26,11 @@ class LogitsModel(nn.Module):
         self.training = module.training  # not train(), which would change the network's modules
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
+        """Return the logits.
+
+        Args:
+            x: The inputs.
+        """
         output = self.module(x)
         logits: Tensor = output if isinstance(output, Tensor) else output.logits
         return logits
