@@ -136,8 +136,9 @@ class AttackProbe:
 
     def correct_after_resuming(self, attack: Attack, seed: int) -> Tensor:
         """Return the same after as many steps again."""
+        attack = as_judged(attack)
         x_adv, correct = self._run(attack, None, seed, self.model)
-        is_done = is_beaten(self.model, x_adv, self.y, self.task) & attack.freeze
+        is_done = is_beaten(self.model, x_adv, self.y, self.task) & bool(attack.freeze)
         rows = (~is_done).nonzero().squeeze(1)
         if not len(rows):
             return correct
