@@ -17,7 +17,7 @@ from controller_results import CANDIDATES, OURS, SETUPS, Setup, Start
 from shared import PAGE_WIDTH, Record, command_block
 from shared import paragraph as wrap
 
-TITLES = {"cifar10": "A part of CIFAR-10", "imagenette": "A part of Imagenette at 32 pixels", "digits": "Digits"}
+TITLES = {"cifar10": "A part of CIFAR-10", "digits": "Digits"}
 ATTACK = "pgd-20"
 INTEGRATION_STEPS = 20_000
 
@@ -110,7 +110,10 @@ def render(folder: Path) -> str:
     runs = {name: _read(SETUPS[name], folder / name / "runs") for name in names}
     commands = [f"python bench/controller_results.py {name} --work docs/results/controller" for name in names]
     commands = [command + ("" if "digits" in command else " --data-root FOLDER") for command in commands]
-    commands += [f"{commands[0]} \\\n    --candidates", "python bench/controller_results_page.py docs/results/controller"]
+    commands += [
+        f"{commands[0]} \\\n    --candidates",
+        "python bench/controller_results_page.py docs/results/controller",
+    ]
     sections = [
         "# Step counts that tune themselves",
         "\n".join(command_block("\n".join(commands))),

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.buffers import Budget
-from deat.core.loss_terms import cross_entropy
 from deat.errors import UsageError
 from deat.methods.configure import configure_method
 from deat.tasks import CLASSIFICATION, Regression
+from deat.tasks.loss_terms import cross_entropy
 from helpers.games import THREATS, UNIONS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 

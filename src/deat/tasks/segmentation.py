@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.errors import DataError, UsageError
 from deat.tasks.class_labels import check_class_numbers, has_integer_dtype
+from deat.tasks.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
 from deat.tasks.task import AttackLoss, ClassWeights, Task
 
@@ -176,7 +176,7 @@ class Segmentation(Task):
 
     def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
         """Say how many pixels are right; see `Task.describe_answers`."""
-        return [f"{share:.0%} of pixels right" for share in self.accuracy(outputs, y).tolist()]
+        return [f"a mask with {share:.0%} of pixels right" for share in self.accuracy(outputs, y).tolist()]
 
     def masks(self, outputs: Tensor) -> Tensor | None:
         """Return the predicted class of each pixel; see `Task.masks`."""

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import boosted_cross_entropy, cross_entropy
 from deat.errors import DataError, UsageError
+from deat.tasks.loss_terms import boosted_cross_entropy, cross_entropy
 
 ClassWeights = tuple[float, ...]
 AttackLoss = Callable[[Tensor, Tensor, float], Tensor]
