@@ -180,7 +180,8 @@ class Run:
         """The data's own statistics: published ones, or those of as many of the images that are trained on as needed."""
         train = self.splits.train
         kept = split_indices(len(train), self.held_out, self.config.seed)[0] if self.held_out else range(len(train))
-        return self.splits.channel_stats(train.subset(kept[sample_slice(len(kept))]))
+        images = train.subset(kept[sample_slice(len(kept))])
+        return self.splits.channel_stats(images, on_request=self.request.normalize == "data")
 
     @property
     def default_lr(self) -> float:

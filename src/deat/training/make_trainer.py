@@ -140,7 +140,7 @@ def _resolve_normalization(
         raise UsageError(
             f"normalize='data' needs images in memory or in a folder, not a {data_type_name(train)}; give (mean, std)."
         )
-    stats = splits.channel_stats(images) if splits else measure_channel_stats(images)
+    stats = splits.channel_stats(images, on_request=True) if splits else measure_channel_stats(images)
     return (stats.mean, stats.std) if stats else None
 
 
