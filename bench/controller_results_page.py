@@ -110,7 +110,10 @@ def render(folder: Path) -> str:
     runs = {name: _read(SETUPS[name], folder / name / "runs") for name in names}
     commands = [f"python bench/controller_results.py {name} --work docs/results/controller" for name in names]
     commands = [command + ("" if "digits" in command else " --data-root FOLDER") for command in commands]
-    commands += [f"{commands[0]} \\\n    --candidates", "python bench/controller_results_page.py docs/results/controller"]
+    commands += [
+        f"{commands[0]} \\\n    --candidates",
+        "python bench/controller_results_page.py docs/results/controller",
+    ]
     sections = [
         "# Step counts that tune themselves",
         "\n".join(command_block("\n".join(commands))),
