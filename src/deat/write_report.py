@@ -62,7 +62,7 @@ def report(
         against: The row that others are tested against, image by image; by default m+deat, or else the most robust.
         sweep: Also attack the first so many test images at radii from 0 to 3 eps, and draw the curves.
         gallery: Adversarial examples to show, against the most robust row that kept its weights; 0 for none.
-        figures: Whether to draw the figures, which needs matplotlib.
+        figures: Whether to draw the figures as files; without matplotlib they are left out.
         model: Networks that are code among the runs, whose code sweep and gallery run: "net.py:Net", or several.
         device: Where networks run for sweep and gallery.
         data_root: The folder of data sets.

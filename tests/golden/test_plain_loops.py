@@ -105,6 +105,9 @@ class Loop:
         else:
             self.momentum = torch.zeros_like(x)
         self.begun = delta
+        if self.penalty == "alignment":
+            drawn = torch.rand(len(x), x[0].numel(), generator=draw, dtype=x.dtype)
+            self.noise_of_batch = clipped(x, EPS * (2 * drawn.view_as(x) - 1))
         delta, magnitude, moved = self.craft(x, y, delta, t, k, size) if self.family == "craft" else (delta, 0.0, 0)
         for last in self.passes(k):
             variable = delta.clone().requires_grad_()
@@ -113,7 +116,7 @@ class Loop:
             options = {"retain_graph": True, "create_graph": self.penalty == "curvature", "allow_unused": True}
             slope, costate = torch.autograd.grad(loss, [variable, layer], **options)
             if last and self.penalty:
-                loss = loss + 0.1 * self.roughness(x, variable, y, logits, slope)
+                loss = loss + self.added(x, variable, y, logits, slope)
             slope = slope.detach()
             if last and self.awp:
                 self.backward_at_the_worst_weights(x, variable, y, loss)
@@ -140,6 +143,21 @@ class Loop:
         worse, _ = self.judge(x, variable, y, layer)
         worse.backward(inputs=list(self.net.parameters()))
         self.net.load_state_dict(before)
+
+    def added(self, x: Tensor, variable: Tensor, y: Tensor, logits: Tensor, slope: Tensor) -> Tensor:
+        if self.penalty == "alignment":
+            return 0.2 * self.misalignment(x, y)
+        return 0.1 * self.roughness(x, variable, y, logits, slope)
+
+    def misalignment(self, x: Tensor, y: Tensor) -> Tensor:
+        """GradAlign: the gradients at x, a constant, and at a point of the ball, which is drawn after the start."""
+        slopes = []
+        for point in (torch.zeros_like(x), self.noise_of_batch):
+            point = point.requires_grad_()
+            loss = F.cross_entropy(self.ask(x + point), y, reduction="sum")
+            slopes += torch.autograd.grad(loss, point, create_graph=True)
+        first, second = slopes[0].detach().flatten(1), slopes[1].flatten(1)
+        return (1 - (first * second).sum(1) / (first.norm(dim=1) * second.norm(dim=1))).mean()
 
     def roughness(self, x: Tensor, variable: Tensor, y: Tensor, logits: Tensor, slope: Tensor) -> Tensor:
         """What g+ penalises: the loss's change along the sign of its slope (Finlay and Oberman), or the slope's (CURE)."""
@@ -267,6 +285,8 @@ def loops(rules: str) -> dict[str, dict[str, Any]]:
         "fgsm-pgi": {"family": "craft", "steps": Steps(1, 1.0), **pgi},
         "g+fgsm-pgi": {"family": "craft", "steps": Steps(1, 1.0), "penalty": "gradient", **pgi},
         "awp+fgsm-pgi": {"family": "craft", "steps": Steps(1, 1.0), "awp": 0.005, **pgi},
+        "gradalign": {"family": "craft", "steps": Steps(1, 1.25), "penalty": "alignment"},
+        "m+gradalign": {"family": "craft", "steps": guided(1, 1.25), "penalty": "alignment"},
         "pgd-7": {"family": "craft", "steps": Steps(7, 0.25)},
         "m+pgd-2": {"family": "craft", "steps": guided(2, 0.25)},
         "m+pgd": {"family": "craft", "steps": guided(7, 0.25)},

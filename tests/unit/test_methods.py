@@ -8,7 +8,7 @@ import pytest
 
 import deat
 from deat.core.freeze_rules import FreezeWhenConverged, FreezeWhenFooled
-from deat.core.move_order import Craft, Relay, Replay
+from deat.core.move_order import Craft, PenaliseGradient, Relay, Replay
 from deat.core.training_losses import CrossEntropy, Mart, StartConsistency, Trades
 from deat.errors import UsageError
 from deat.methods import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, method_registry
@@ -176,6 +176,7 @@ FAMILIES = {
     "m+amata-2-10": (Craft, CrossEntropy, GradientMagnitude),
     "dat": (Craft, CrossEntropy, LinearRamp),
     "n-fgsm": (Craft, CrossEntropy, Fixed),
+    "gradalign": (PenaliseGradient, CrossEntropy, Fixed),
     "fgsm-pgi": (Craft, StartConsistency, Fixed),
 }
 

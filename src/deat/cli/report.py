@@ -21,7 +21,7 @@ from deat.evaluation.evaluator import evaluate
 from deat.evaluation.resume_log import fingerprint_model
 from deat.evaluation.verified_attack import derive_block_seed
 from deat.radius_checks import max_image_distance
-from deat.report.draw_figures import check_matplotlib, draw_figure, draw_gallery
+from deat.report.draw_figures import draw_figure, draw_gallery, has_matplotlib
 from deat.report.extra_tables import (
     describe_evaluations,
     render_balls_markdown,
@@ -303,7 +303,7 @@ class ReportCommand:
     gallery: IntFlag = 6
     """Adversarial examples to show, against the most robust row that kept its weights; 0 for none."""
     no_figures: bool = False
-    """Leave out the pictures, which need matplotlib; the page and the tables do not."""
+    """Leave out the figures as files, which need matplotlib; the page and the tables do not."""
     model: OptionalStr = None
     """Your own networks among the runs, whose code --sweep and --gallery then run: net.py:Net, several by commas."""
     device: str = "auto"
@@ -360,6 +360,8 @@ def build_report(subject: ReportData, args: ReportCommand) -> Report:
     missing = [f"{figure.title}: {figure.missing}" for figure in drawn if figure.missing]
     if args.gallery and shown.missing:
         missing.append(f"Adversarial examples: {shown.missing}")
+    if not args.no_figures and not has_matplotlib():
+        missing.append("Figures as files: matplotlib (pip install matplotlib)")
     title, today = args.title or format_title(subject), date.today().isoformat()
     return Report(title, today, of, drawn, check_claims(subject.rows), shown, missing)
 
@@ -372,8 +374,6 @@ def _check_arguments(args: ReportCommand) -> None:
     for spec in _load_options(args).models:
         if not is_file_spec(spec):
             raise UsageError(f"--model {spec!r} is no network of your own, which alone needs naming: {SPEC_HINT}.")
-    if not args.no_figures:
-        check_matplotlib()
 
 
 def _load_options(args: ReportCommand) -> LoadOptions:
@@ -417,7 +417,7 @@ def _write_files(story: Report, out: Path, args: ReportCommand) -> None:
             file.unlink()
     for name, text in texts.items():
         write_atomic(out / name, text.encode())
-    if not args.no_figures:
+    if not args.no_figures and has_matplotlib():
         _draw_figures(story, folder)
 
 

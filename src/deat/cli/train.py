@@ -418,9 +418,11 @@ def _create_run_folder(run: Run, options: TrainOptions, resume: ResumePolicy) ->
 
 
 def _explain_missing_scores(data: str, evaluate_command: str) -> str:
+    kind, noun = data.partition(":")[0], "examples" if data.startswith("audio:") else "images"
+    folders = "its folders" if kind == "segmentation" else "class folders"
     return (
-        f"nothing was scored: {data} has no test images. Put class folders into train/ and test/ (or val/) there, or "
-        f"score this run on such a folder: {evaluate_command} --data folder:PATH"
+        f"nothing was scored: {data} has no test {noun}. Put {folders} into train/ and test/ (or val/) there, or score this "
+        f"run on such a folder: {evaluate_command} --data {kind}:PATH"
     )
 
 

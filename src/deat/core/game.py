@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.first_layer import FirstLayer, find_first_layer
-from deat.core.gradient_penalty import GradientPenalty
+from deat.core.gradient_penalty import AddedPenalty
 from deat.core.inner_attack import DeltaScale, InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
@@ -78,7 +78,7 @@ class Game:
         last_batch: The buffers of the last batch that ended.
         has_static_gradients: Whether the weights' gradients stay in the same memory, so that recordings can add to
             them.
-        penalty: What is added to the loss in the last update of each batch; a play of g+ sets it.
+        penalty: What is added to the loss in the last update of each batch; a play of g+ or gradalign sets it.
         weight_perturbation: How the weights are perturbed in the last update of each batch; a play of awp+ sets it.
         last_updates: How many updates were the last of their batch.
 
@@ -132,7 +132,7 @@ class Game:
         self.union_rule = make_union_rule(threat, device, distributed)
         self._is_attacked = False
         self.has_static_gradients = False
-        self.penalty: GradientPenalty | None = None
+        self.penalty: AddedPenalty | None = None
         self.weight_perturbation: WeightPerturbation | None = None
         self.last_updates = 0
         self._has_summed_gradients, self._has_updated = False, False
@@ -193,6 +193,8 @@ class Game:
             buffers.ball.copy_(drawn[self._own_rows])
         self._must_remember, self._epoch = self.attack.remember is not None and budget.k > 0, budget.epoch
         buffers.delta.copy_(self._initial_delta(buffers))
+        if self.penalty is not None and self.penalty.needs_noise:
+            self._draw_noise(buffers)
         if self.calls.needs_start or self._must_remember:
             buffers.initial_delta.copy_(buffers.delta)
         if self.attack.freeze is not None:
@@ -244,6 +246,14 @@ class Game:
                 self._threat_of_carried(buffers, carried), buffers.x[: len(carried)], carried
             )
         return start
+
+    def _draw_noise(self, buffers: Buffers) -> None:
+        noise = self.batch_threat(buffers).initial_delta(
+            buffers.x, "uniform", self.generator, full_batch_size=self.global_batch_size, rows=self._own_rows
+        )
+        if buffers.noise.shape != noise.shape:  # the first batch of this shape
+            buffers.noise = torch.zeros_like(buffers.x)
+        buffers.noise.copy_(noise)
 
     def _threat_of_carried(self, buffers: Buffers, carried: Tensor) -> ThreatModel:
         """The threat model that the carried perturbations, those of the first rows, are projected to."""
@@ -410,7 +420,7 @@ class Game:
         if self.after_update:
             self.after_update()
 
-    def _joint_update(self, penalty: GradientPenalty | None, is_perturbed: bool, buffers: Buffers) -> None:
+    def _joint_update(self, penalty: AddedPenalty | None, is_perturbed: bool, buffers: Buffers) -> None:
         finite = self.compute_both_gradients(buffers, penalty=penalty, is_measured=not is_perturbed)
         if is_perturbed:
             self._stored_weights.restore()
@@ -443,7 +453,7 @@ class Game:
         self,
         buffers: Buffers,
         layer: FirstLayer | None = None,
-        penalty: GradientPenalty | None = None,
+        penalty: AddedPenalty | None = None,
         is_measured: bool = True,
     ) -> Tensor | None:
         """Compute the gradients by theta and by delta, as a part of a move.
@@ -471,7 +481,7 @@ class Game:
         with self.engine.autocast():
             visible = self.attack.visible_delta(self.threat, buffers.x, delta)
             if penalty is not None:
-                bound = partial(penalty.add_to, threat=self.batch_threat(buffers))
+                bound = partial(penalty.add_to, threat=self.batch_threat(buffers), noise=buffers.noise)
                 loss, logits, own_grad = self.calls.penalised_objective(buffers, visible, bound)
             elif layer is None:
                 loss, logits = self.calls.objective(buffers, visible)

@@ -10,7 +10,7 @@ from torch import Tensor
 from deat.core.buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
 from deat.core.game import Game
-from deat.core.gradient_penalty import GradientPenalty
+from deat.core.gradient_penalty import AddedPenalty
 from deat.core.union_rules import compares_losses
 from deat.core.weight_perturbation import WeightPerturbation
 from deat.errors import UsageError
@@ -181,7 +181,7 @@ class _ChangesLastUpdate:
 
 @dataclass(frozen=True)
 class PenaliseGradient(_ChangesLastUpdate):
-    """Another play, with a penalty on the gradient of the loss by the input in the last update of each batch (g+).
+    """Another play, with a penalty on the gradient of the loss by the input in the last update of each batch (g+, gradalign).
 
     Args:
         play: The other play.
@@ -189,7 +189,7 @@ class PenaliseGradient(_ChangesLastUpdate):
     """
 
     play: Play
-    penalty: GradientPenalty
+    penalty: AddedPenalty
     prefix: ClassVar[str] = "g+"
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:

@@ -31,12 +31,12 @@ class PenalisedOutput(NamedTuple):
     Attributes:
         loss: The mean over the batch, with the penalty.
         logits_adv: The outputs at x + delta.
-        input_grad: The gradient by delta of the mean without the penalty.
+        input_grad: The gradient by delta of the mean without the penalty; None if the penalty does not depend on delta.
     """
 
     loss: Tensor
     logits_adv: Tensor
-    input_grad: Tensor
+    input_grad: Tensor | None
 
 
 ObjectiveFunction = Callable[..., LossOutput]

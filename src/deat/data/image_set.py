@@ -173,6 +173,7 @@ class ImageSet:
         self.check_lengths()
         check_dataset_size(len(self), 1)
         self.task.check_labels(self.labels, self.num_classes)
+        self.task.check_all_labels(self.labels)
         check_images(self.images, box=box)
 
     def check_lengths(self) -> None:

@@ -232,7 +232,7 @@ def as_source(
         )
     image_set = as_image_set(data, num_classes, task)
     if image_set is not None:
-        _check_augmentable(image_set.images, augment)
+        _check_augmentable(image_set, augment)
         return InMemorySource(
             image_set, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle, box=box
         )
@@ -281,12 +281,27 @@ def check_no_augment(data: Any, augment: Augment | None) -> None:
         )
 
 
-def _check_augmentable(images: Tensor, augment: Any) -> None:
-    """Raise UsageError if crops and flips are given for something else than images."""
+def _check_augmentable(image_set: ImageSet, augment: Any) -> None:
+    """Raise UsageError if crops and flips are given for something else than images, or labels cannot follow."""
+    images, labels, task = image_set.images, image_set.labels, image_set.task
     if isinstance(augment, Augment) and images.ndim != 4:
         raise UsageError(
             f"augment={augment!r} crops and flips images (N, C, H, W), and these examples have shape "
             f"{tuple(images.shape[1:])}. Omit augment, or give an object of your own with draw and apply."
+        )
+    if augment is None or not len(labels):
+        return
+    if task.has_places:
+        if isinstance(augment, Augment) and labels.shape[1:] != images.shape[2:]:
+            raise UsageError(
+                f"augment={augment!r} moves masks with their images, and masks of shape {tuple(labels.shape[1:])} are not of "
+                f"the size of images {tuple(images.shape[2:])}. Omit augment."
+            )
+        task.augment_labels(labels[:1], augment, augment.draw(1, torch.Generator().manual_seed(0)))
+    elif images.ndim > 2 and labels.ndim > 2 and labels.shape[-2:] == images.shape[-2:]:
+        raise UsageError(
+            f"augment={augment!r} moves pixels, and the labels of the task {task.name} have a value for each pixel. Give the "
+            "task has_places = True and augment_labels(labels, augment, params), or omit augment."
         )
 
 

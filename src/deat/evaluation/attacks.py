@@ -96,6 +96,26 @@ class Attack:
                 x_adv[rows] = choose_worse(model, x_adv[rows], again, y[rows], task) if task.is_graded else again
             return x_adv
 
+    def resume(
+        self, model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: ThreatModel, task: Task = CLASSIFICATION
+    ) -> Tensor:
+        """Take all steps once more, from adversarial examples instead of from a start; restarts are not made.
+
+        Args:
+            model: Network that returns logits.
+            x: Images (B, ...).
+            y: Labels, with the examples first.
+            x_adv: What an earlier call returned for them.
+            threat: Threat model.
+            task: What outputs and labels mean.
+
+        Returns:
+            The adversarial examples after twice the steps.
+        """
+        with torch.inference_mode(False), torch.enable_grad(), eval_mode(model):
+            x, y = x.clone(), y.clone()
+            return self._attack_from_start(model, x, y, threat, x_adv - x, task)
+
     def check_task(self, task: Task) -> None:
         """Raise UsageError if the task does not define the loss of this attack.
 
@@ -435,8 +455,24 @@ def logits_under_attack(
     Returns:
         The network's outputs, such as logits (B, classes).
     """
-    adv = call_attack(attack, model, x, y, threat, generator, task)
-    adv = torch.where(broadcast_mask(threat.contains(x, adv), x), adv, x)
-    with torch.no_grad(), eval_mode(model):
-        logits: Tensor = model(adv)
-    return logits
+    adv = attack_examples(model, x, y, attack, threat, generator, task)
+    with eval_mode(model):
+        return exact_outputs(model, adv)
+
+
+def attack_examples(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack,
+    threat: ThreatModel,
+    generator: torch.Generator | None = None,
+    task: Task = CLASSIFICATION,
+) -> Tensor:
+    """Return the adversarial examples; the arguments are those of `logits_under_attack`."""
+    return keep_valid(x, call_attack(attack, model, x, y, threat, generator, task), threat)
+
+
+def keep_valid(x: Tensor, x_adv: Tensor, threat: ThreatModel) -> Tensor:
+    """Return the adversarial examples, and the clean one in place of each that is outside the ball or the box."""
+    return torch.where(broadcast_mask(threat.contains(x, x_adv), x), x_adv, x)

@@ -1,4 +1,4 @@
-"""U-FGSM, N-FGSM and FGSM-PGI: one step of the attack, from three kinds of starts.
+"""U-FGSM, N-FGSM, FGSM-PGI and GradAlign: one step of the attack, and what keeps it from collapsing.
 
 Idea: one step of 1.25 eps from a random point of the ball trains almost as well as many small ones, until
 it collapses (catastrophic overfitting). The word is `AJ`.
@@ -18,11 +18,17 @@ Settings: alpha eps, momentum m = g / |g|_1 + 0.3 m of each image (the authors' 
 batch), next start clip(start + alpha sign(m)), random signs of size eps at first and every 40 epochs; 10 times the mean
 squared difference of outputs. Starts belong to images as they were cropped and flipped then, as in the authors' code.
 Cost: 2 backprops a batch (6 forwards and backwards), and 4 bytes of memory for each value of each training image.
+
+GradAlign is U-FGSM with a penalty: the gradient by the input at x + noise is to point where that at x does.
+Citation: Andriushchenko, Flammarion, "Understanding and improving fast adversarial training", NeurIPS 2020.
+Settings: 0.2 (1 - cos), with noise uniform in the ball; the gradient at x is a constant, as in the authors' code. Cost: 4
+backprops a batch (10 forwards and backwards).
 """
 
 from dataclasses import replace
 
-from deat.core.move_order import Craft
+from deat.core.gradient_penalty import GradientAlignment
+from deat.core.move_order import Craft, PenaliseGradient
 from deat.core.remembered_starts import RememberStarts
 from deat.core.training_losses import StartConsistency
 from deat.methods.method import Method
@@ -72,3 +78,10 @@ def fgsm_pgi(rules: RuleSet) -> Method:
         rules.make_probe(crafts=True),
         "one step from a start remembered for each image",
     )
+
+
+@register_method("gradalign")
+def gradalign(rules: RuleSet) -> Method:
+    """Build GradAlign."""
+    play = PenaliseGradient(Craft(), GradientAlignment(weight=0.2))
+    return replace(fgsm(rules), name="gradalign", play=play, summary="one step, gradients aligned by a penalty")

@@ -32,8 +32,19 @@ def audio_cnn(num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:
     for i, (before, after) in enumerate(pairwise(widths)):
         kernel, stride = (80, 4) if i == 0 else (3, 1)
         conv = nn.Conv1d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
-        layers += [conv, nn.BatchNorm1d(after), nn.ReLU(), nn.MaxPool1d(4)]
+        layers += [conv, nn.BatchNorm1d(after), nn.ReLU(), _MaxPool(4)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))
+
+
+class _MaxPool(nn.Module):
+    """A max pooling over the whole signal where that is shorter than the window, so that short recordings fit."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool1d(x, min(self.size, x.shape[-1]))
 
 
 @register_model("unet", description="small U-Net of three levels, for masks", parameters=472_523, input="3x96x128")

@@ -13,6 +13,7 @@ from deat.tasks.multi_label import MultiLabel
 from deat.tasks.recorded_task import recorded_task
 from deat.tasks.regression import Regression
 from deat.tasks.segmentation import Segmentation
+from deat.tasks.smoothed_loss import LearnerOptions
 from deat.tasks.task import Task
 from deat.utils.plugins import load_plugins
 
@@ -75,6 +76,7 @@ def get_task(task: str | Task) -> Task:
         Regression(tolerance=0.5)
     """
     if isinstance(task, Task):
+        _check_name(task)
         return task
     if isinstance(task, type) and issubclass(task, Task):
         raise UsageError(f"task is the class {task.__name__}; give an object: task={task.__name__}().")
@@ -87,6 +89,19 @@ def get_task(task: str | Task) -> Task:
             "task", task, _TASKS, "Or give an object, such as deat.tasks.Segmentation(ignore_index=255)."
         )
     return _TASKS[name](**_parse_settings(name, settings)) if settings else _TASKS[name]()
+
+
+def _check_name(task: Task) -> None:
+    """Check that a task has a name, and not that of another one: records name tasks."""
+    name, cls = getattr(task, "name", None), type(task)
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"the task {cls.__name__} has no name: add name = {cls.__name__.lower()!r} to its class.")
+    taken = _TASKS.get(name)
+    if taken not in (None, cls) and not issubclass(cls, LearnerOptions):
+        raise UsageError(
+            f"the name {name!r} of the task {cls.__name__} is that of deat's {taken.__name__}, which would be taken for it "
+            "when a result is read. Give it a name of its own."
+        )
 
 
 def _parse_settings(name: str, text: str) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import boosted_cross_entropy, cross_entropy
 from deat.errors import DataError, UsageError
+from deat.tasks.loss_terms import boosted_cross_entropy, cross_entropy
 
 ClassWeights = tuple[float, ...]
 AttackLoss = Callable[[Tensor, Tensor, float], Tensor]
@@ -36,6 +36,7 @@ class Task(ABC):
             and evaluations keep it; otherwise they stop once the answer is wrong.
         worst_score: The lowest `score` there is, at which an attack stops.
         reads_logits: Whether outputs are logits, so that probabilities would be a mistake.
+        has_places: Whether a label belongs to places of the example, such as pixels. Then `augment_labels` moves them.
         outputs_noun: What the outputs stand for, in listings: "classes", "labels" or "targets".
         undefined: Why a function of the task does not exist, by the function's name, for messages.
 
@@ -56,6 +57,7 @@ class Task(ABC):
     is_graded: ClassVar[bool] = False
     worst_score: ClassVar[float] = 0.0
     reads_logits: ClassVar[bool] = False
+    has_places: ClassVar[bool] = False
     outputs_noun: ClassVar[str] = "outputs"
     undefined: ClassVar[Mapping[str, str]] = {}
 
@@ -279,6 +281,30 @@ class Task(ABC):
         """
         if labels.is_floating_point():
             check_finite_labels(labels, dataset_index)
+
+    def check_all_labels(self, labels: Tensor) -> None:
+        """Check what only all labels of a set together can show, after `check_labels`.
+
+        Args:
+            labels: All labels of a set in memory.
+
+        Raises:
+            DataError: They are not accepted.
+        """
+        return
+
+    def augment_labels(self, labels: Tensor, augment: Any, params: Any) -> Tensor:
+        """Move labels as an augmentation has moved their examples; called only for a task that `has_places`.
+
+        Args:
+            labels: The labels.
+            augment: The augmentation, such as a `deat.Augment`.
+            params: What its `draw` has returned, for these examples.
+
+        Raises:
+            UsageError: The labels cannot follow.
+        """
+        raise self._not_defined("augment_labels")
 
     def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
         """Describe each answer in a few words, for a gallery. Default: its score.

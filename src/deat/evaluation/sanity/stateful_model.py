@@ -5,17 +5,13 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation.attacks import Attack, correct_under_attack
+from deat.evaluation.attacks import correct_under_attack
 from deat.evaluation.fast_model import exact_float32
+from deat.evaluation.sanity.after_attack import SWEEP_ATTACK, AttackProbe, fraction_true
 from deat.evaluation.sanity.before_attack import count_different_outputs, max_odd_images
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.models.logits_wrapper import take_logits
-from deat.tasks import CLASSIFICATION, Task
-from deat.threat import ThreatModel
 from deat.utils.torch_utils import eval_mode
-
-CHECK_STEPS = 10
-"""The steps of the attack whose every query goes to a new copy."""
 
 
 class FreshCopies(nn.Module):
@@ -45,22 +41,17 @@ def copy_before_queries(model: nn.Module) -> FreshCopies | None:
         return None
 
 
-def check_memory(
-    model: nn.Module, copies: FreshCopies, threat: ThreatModel, x: Tensor, y: Tensor, task: Task = CLASSIFICATION
-) -> Flag | None:
+def check_memory(probe: AttackProbe, copies: FreshCopies) -> Flag | None:
     """Compare a model after all attacks with copies that were asked nothing before.
 
     Args:
-        model: The model, after all attacks.
+        probe: Images from all over the data, and the model after all attacks.
         copies: Its copies.
-        threat: The threat model.
-        x: Images, from all over the data.
-        y: Their labels.
-        task: What outputs and labels mean.
 
     Returns:
         The flag `remembers`, or None.
     """
+    model, x = probe.exact_model, probe.x
     with exact_float32(x.device), eval_mode(model):
         with torch.no_grad():
             fresh = copies(x)
@@ -71,23 +62,17 @@ def check_memory(
                 f"after the attacks the outputs for {max(counts)} of {len(x)} images differ from those of a copy of the "
                 "model that was asked nothing before",
             )
-        return _flag_if_attack_works_on_copies(model, copies, threat, x, y, task) if threat.eps else None
+        return _flag_if_attack_works_on_copies(probe, copies) if probe.threat.eps else None
 
 
-def _flag_if_attack_works_on_copies(
-    model: nn.Module, copies: FreshCopies, threat: ThreatModel, x: Tensor, y: Tensor, task: Task
-) -> Flag | None:
-    attack = Attack(f"pgd-{CHECK_STEPS}", steps=CHECK_STEPS)
-    accuracies = []
-    for network in (model, copies):
-        generator = torch.Generator(x.device).manual_seed(0)
-        right = correct_under_attack(network, x, y, attack, threat, generator, task)
-        accuracies.append(float(right.double().mean()))
-    plain, fresh = accuracies
+def _flag_if_attack_works_on_copies(probe: AttackProbe, copies: FreshCopies) -> Flag | None:
+    x, y, generator = probe.x, probe.y, torch.Generator(probe.x.device).manual_seed(0)
+    right = correct_under_attack(copies, x, y, SWEEP_ATTACK, probe.threat, generator, probe.task)
+    plain, fresh = map(fraction_true, (probe.correct_under_exact_attack(SWEEP_ATTACK), right))
     if plain - fresh <= accuracy_tolerance(len(y)):
         return None
     return make_flag(
         "remembers",
-        f"on {len(y)} images accuracy is {plain:.1%} under {attack.name}, and {fresh:.1%} if a new copy of the model answers "
-        "each query",
+        f"on {len(y)} images accuracy is {plain:.1%} under {SWEEP_ATTACK.name}, and {fresh:.1%} if a new copy of the model "
+        "answers each query",
     )
