@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import deat
 
 ROOT = Path(deat.__file__).parent
