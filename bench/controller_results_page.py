@@ -17,7 +17,7 @@ from controller_results import CANDIDATES, OURS, SETUPS, Setup, Start
 from shared import PAGE_WIDTH, Record, command_block
 from shared import paragraph as wrap
 
-TITLES = {"cifar10": "A part of CIFAR-10", "imagenette": "A part of Imagenette at 32 pixels", "digits": "Digits"}
+TITLES = {"cifar10": "A part of CIFAR-10", "digits": "Digits"}
 ATTACK = "pgd-20"
 INTEGRATION_STEPS = 20_000
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 import deat
 from deat.errors import DataError, UsageError
+from deat.report.model_card import render_model_card
 
 
 def write_wav(path, samples, rate=8000, width=2, channels=1):
@@ -211,10 +212,21 @@ def test_a_table_is_trained_and_evaluated_by_the_commands(tmp_path, capsys):
     spec = table(tmp_path / "t.csv", rows)
     out = tmp_path / "run"
     train = ["train", "--data", spec, "--target", "outcome", "--method", "m+trades", "--epochs", "2"]
-    assert main([*train, "--batch-size", "16", "--lr", "0.02", "--out", str(out)]) == 0
+    assert main([*train, "--batch-size", "16", "--out", str(out)]) == 0
     assert main(["evaluate", str(out), "--attacks", "natural,pgd-5"]) in (0, 6)
     assert "RMSE" in capsys.readouterr().out
     run = deat.load_run(out)
     assert run.task == deat.tasks.Regression()
     assert run.threat.mutable.values == (1.0, 0.0, 0.0, 1.0)
     assert run.evaluations["evaluation.json"].metric == "R2"
+    card = render_model_card(out)
+    for says in (
+        "in units of a scale",
+        "2 of 4 features cannot change",
+        "no bounds",
+        "## Targets",
+        "examples in any range",
+    ):
+        assert says in card
+    for is_untrue in ("deat predict", "natural,aa", "images in [0, 1], shape", "calibrated"):
+        assert is_untrue not in card

@@ -256,7 +256,7 @@ def stuck_after(monkeypatch, magnitudes, epochs=30, **options) -> deat.Trainer:
     return trainer
 
 
-@pytest.mark.parametrize(("later", "epoch"), [(20.0, 4), (80.0, 10)])
+@pytest.mark.parametrize(("later", "epoch"), [(55.0, 4), (80.0, 10)])
 def test_a_k_that_is_unlikely_to_grow_is_reported_at_once_and_never_twice(later, epoch, monkeypatch, capsys):
     """As after a start from trained weights, where l_X has a peak in epoch 2."""
     stuck_after(monkeypatch, [1.0, 90.0, *[later] * 28], callbacks=[EpochPrinter()]).fit()

@@ -179,10 +179,9 @@ class Run:
     def measure_channel_stats(self) -> ChannelStats | None:
         """The data's own statistics: published ones, or those of as many of the images that are trained on as needed."""
         train = self.splits.train
-        training_indices = (
-            split_indices(len(train), self.held_out, self.config.seed)[0] if self.held_out else range(len(train))
-        )
-        return self.splits.channel_stats(train.subset(training_indices[sample_slice(len(training_indices))]))
+        indices = split_indices(len(train), self.held_out, self.config.seed)[0] if self.held_out else range(len(train))
+        images = train.subset(indices[sample_slice(len(indices))])
+        return self.splits.channel_stats(images, on_request=self.request.normalize == "data")
 
     @property
     def default_lr(self) -> float:
