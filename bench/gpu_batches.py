@@ -1,4 +1,4 @@
-"""Where a whole batch's time goes on a GPU, beyond its moves; gpu_profile.py shows it next to them.
+"""How a whole batch's time on a GPU is spent, beyond its moves; gpu_profile.py shows it next to them.
 
 A trainer runs batches of PreAct-ResNet-18, compiled, as in a real run, with data and augmentation. Milliseconds are
 wall-clock times without a profiler. Host time is the time that the host needs to launch a batch on an idle device; if it

@@ -1,4 +1,4 @@
-"""Where a move's time goes on a GPU, kernel by kernel, and where a whole batch's time goes.
+"""How the time of a move on a GPU is spent, kernel by kernel, and that of a whole batch.
 
 PreAct-ResNet-18, batches of 128, bf16. A recorded ascend move and a recorded joint move of each engine are replayed
 alone, without data and augmentation. Kernel times are added up by purpose. Whole batches are compiled, and include data

@@ -103,7 +103,7 @@ def kill_until_done(train: list[str], name: str, most: int, draw: random.Random,
 
 
 def start(train: list[str], name: str) -> int:
-    """A process that trains, or goes on training, a run of this name."""
+    """A process that trains or resumes a run of this name."""
     pid = os.fork()
     if pid:
         return pid

@@ -77,10 +77,10 @@ CONCLUSIONS = (
     "each batch.",
     "What does not hold. On the tables M+ reaches its largest k early, so that it saves few backprops, and nothing is gained: "
     "on breast cancer M+DEAT is more accurate without attack, and at equal backprops less robust than PGD-AT; on diabetes "
-    "the methods are not told apart, and natural training is hardly less robust than any other. M+TRADES spends more "
-    "backprops than PGD-AT on the tables, and is nowhere shown to be more robust. Intervals over so few seeds are wide: on "
-    "spoken digits they show no difference in robustness. g+ at equal backprops is not told apart from training without it "
-    "on the tables; on the other tasks it was not tried.",
+    "the methods are statistically indistinguishable, and natural training is hardly less robust than any other. M+TRADES "
+    "spends more backprops than PGD-AT on the tables, and is nowhere shown to be more robust. Intervals over so few seeds are "
+    "wide: on spoken digits they show no difference in robustness. g+ at equal backprops is statistically indistinguishable from "
+    "training without it on the tables; on the other tasks it was not tried.",
 )
 """What the tables show, in words: to be read again whenever a record changes."""
 
@@ -119,7 +119,7 @@ class Estimate:
         if self.half_width is None:
             return "one seed only"
         if abs(self.mean) <= self.half_width:
-            return "not told apart"
+            return "indistinguishable"
         return "higher" if self.mean > 0 else "lower"
 
 

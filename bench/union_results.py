@@ -28,7 +28,7 @@ from deat.version import get_versions
 
 SEEDS, TRIAL_SEED = (0, 1, 2), 100
 METHOD = "m+deat"
-TRIAL_ATTACK, ATTACKS = "apgd-ce", ("natural", "pgd-20", "cw-20", "apgd-ce")
+TRIAL_ATTACK = "apgd-ce"
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Setup:
         train: The number of training images; None for all of them.
         held_out: The number of training images that trials leave out, to choose radii by.
         test: The number of test images.
+        attacks: The attacks of the evaluation.
     """
 
     network: Callable[[], nn.Module]
@@ -52,6 +53,7 @@ class Setup:
     train: int | None = None
     held_out: int = 300
     test: int = 400
+    attacks: tuple[str, ...] = ("natural", "pgd-20", "cw-20", "apgd-ce")
 
     def fit(self, data: deat.DataSplits, images: Any, threat: deat.ThreatModel, seed: int) -> Any:
         """Train on some images."""
@@ -64,10 +66,9 @@ class Setup:
             augment=data.augment,
             normalize=(data.mean, data.std) if data.mean and data.std else None,
             seed=seed,
-            precision="fp32",
             threads=1,
             progress=False,
-            **self.config,
+            **{"precision": "fp32", **self.config},
         )
 
 
@@ -80,12 +81,13 @@ SETUPS = {
     ),
     "cifar10": Setup(
         lambda: deat.build_model("preact_resnet8", num_classes=10),
-        8 / 255,
-        {"l2": (0.75, 1.0), "l1": (9.0, 14.0)},
-        {"epochs": 8, "batch_size": 64, "lr": 0.1},
-        train=2000,
+        4 / 255,
+        {"l2": (0.4, 0.55), "l1": (6.0, 9.0)},
+        {"epochs": 8, "batch_size": 64, "lr": 0.1, "precision": "bf16"},
+        train=4000,
         held_out=500,
-        test=500,
+        test=400,
+        attacks=("natural", "pgd-20", "apgd-ce"),
     ),
 }
 
@@ -157,7 +159,7 @@ class Experiment:
                 result.model,
                 self.test,
                 threat=union,
-                attacks=ATTACKS,
+                attacks=self.setup.attacks,
                 seed=seed,
                 sanity=False,
                 progress=False,

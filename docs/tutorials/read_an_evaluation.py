@@ -3,7 +3,7 @@
 #
 # A robust accuracy is the share of images that no attack of a list could fool. It is an upper
 # bound: a stronger attack may find more. This page shows what deat reports besides the number,
-# and how it tells that a number should not be believed.
+# and how it flags a number that should not be trusted.
 
 # %%
 import torch
@@ -30,7 +30,7 @@ evaluation = deat.evaluate(model, digits, threat=threat, attacks=attacks, n=200,
 evaluation
 
 # %% [markdown]
-# Which attack was the first to fool an image tells which ones do the work:
+# Which attack was the first to fool an image shows which attacks matter:
 
 # %%
 evaluation.newly_fooled

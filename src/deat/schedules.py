@@ -153,6 +153,15 @@ class Schedule(ABC):
         """
         return None
 
+    def is_stuck(self, state: ScheduleState, records: Sequence[EpochRecord]) -> bool:
+        """Return whether k has not grown so far and is unlikely to, so that the user is told early.
+
+        Args:
+            state: The state after these epochs.
+            records: The records of all epochs so far.
+        """
+        return False
+
     def bind(self, eps: float, epochs: int) -> Self:
         """Return this schedule with absolute lengths, which a method declares in units of eps.
 
@@ -360,6 +369,13 @@ class GradientMagnitude(Schedule):
             f"deat.configure_method in Python): below {largest.magnitude / first.magnitude:.3g}, k would have grown. "
             "Or choose k yourself: free-4, pgd-7."
         )
+
+    def is_stuck(self, state: ScheduleState, records: Sequence[EpochRecord]) -> bool:
+        """Return whether l_X has fallen below half of its first threshold, as after a peak in epoch 2."""
+        if self.explain_no_growth(state, records) is None:
+            return False
+        threshold: float = state["threshold"]
+        return max(record.magnitude for record in records[2:]) < threshold / 2
 
     def _should_grow(self, state: ScheduleState, record: EpochRecord) -> bool:
         k = int(state["k"])

@@ -245,6 +245,16 @@ class ThreatModel(ABC):
         """Return inputs with every value clamped to the box."""
         return x if self.box is None else x.clamp(*self.box)
 
+    def project_to_box(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Return perturbations with x + delta clamped to the box, however far they are outside the ball.
+
+        Args:
+            x: The images.
+            delta: Their perturbations; those of fixed features become zero.
+        """
+        delta = self._freeze(delta)
+        return delta if self.box is None else delta.clamp(self.box[0] - x, self.box[1] - x)
+
     def _freeze(self, delta: Tensor) -> Tensor:
         """The perturbation without the changes of fixed features."""
         return delta * self.mutable.like(delta) if isinstance(self.mutable, FeatureValues) else delta
@@ -966,7 +976,7 @@ def _finish_projection(x: Tensor | None, delta: Tensor, size: Tensor, norm: Tens
     inside = (size * scale.unsqueeze(1)).view(delta.shape).copysign(delta)
     if x is None:
         return inside
-    # Rounding x + delta adds up over pixels, so one that rounds away from x goes one float back.
+    # Rounding x + delta adds up over pixels, so a value that was rounded away from x moves back by one float.
     adv = x + inside
     return torch.where((adv - x).abs() > inside.abs(), adv.nextafter(x), adv) - x
 

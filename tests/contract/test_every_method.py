@@ -10,7 +10,7 @@ from torch import nn
 import deat
 from deat.core.meter import EpochRecord
 from deat.methods import list_methods
-from helpers.games import EXTRAS, THREATS, UPDATE_COSTS, WatchedGame, busy_budget, game_of, trainer_of
+from helpers.games import EXTRAS, THREATS, UPDATE_COSTS, WatchedGame, busy_budget, game_of, reach, trainer_of
 from helpers.guards import BackwardCounter
 from helpers.nets import conv_net, images, same, weights
 
@@ -46,8 +46,9 @@ def test_every_intermediate_delta_is_in_ball_and_box(name, threat, rules):
     for seed, n in enumerate((6, 6, 5, 1)):
         method.play(game, *images(n, seed=seed), budget)
     assert len(game.seen) >= 4 * (budget.k + 2)
+    ball = reach(method, threat, budget)
     for x, delta in game.seen:
-        assert threat.contains(x.double(), x.double() + delta.double(), atol=1e-6).all()
+        assert ball.contains(x.double(), x.double() + delta.double(), atol=1e-6).all()
     assert any(delta.abs().max() > 0 for _, delta in game.seen) == (budget.k > 0)
 
 

@@ -23,9 +23,10 @@ SAMPLE = ["m+deat", "f+trades", "yopo-3-2"]
 
 def is_refused(method: deat.Method, union: deat.Union) -> bool:
     """Whether a method has no step under the rule, which then says why."""
-    if not (isinstance(method.play, deat.Relay) and union.rule == "worst"):
+    is_relay = isinstance(method.play, deat.Relay) and union.rule == "worst"
+    if not (is_relay or method.attack.leaves_ball):
         return False
-    with pytest.raises(UsageError, match="first layer alone"):
+    with pytest.raises(UsageError, match="first layer alone" if is_relay else "does not project"):
         trainer_of(method, conv_net(), threat=union)
     return True
 

@@ -8,7 +8,7 @@ from helpers.games import trainer_of
 from helpers.guards import BackwardCounter
 from helpers.nets import conv_net, learnable
 
-TABLE = {"fgsm": 20, "pgd-7": 80, "free-4": 40, "free-8": 80, "deat-3": 22}
+TABLE = {"fgsm": 20, "pgd-7": 80, "free-4": 40, "free-8": 80, "deat-3": 22, "n-fgsm": 20}
 
 
 def ks(name: str, epochs: int, rules: str = "default", accuracy: float = 0.5, magnitude: float = 1.0) -> list[int]:

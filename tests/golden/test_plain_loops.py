@@ -73,6 +73,8 @@ class Loop:
     stop: str = ""
     penalty: str = ""
     awp: float = 0.0
+    noise: float = 1.0
+    bound: float = 1.0
     released: bool = False
     net: nn.Module = field(default_factory=lambda: conv_net(batch_norm=True).double())
     seen: list[tuple[float, ...]] = field(default_factory=list)
@@ -165,7 +167,10 @@ class Loop:
             return torch.zeros_like(x)
         if self.start == "jitter":
             return clipped(x, 0.001 * torch.randn(shape, generator=draw, dtype=x.dtype).view_as(x))
-        return clipped(x, EPS * (2 * torch.rand(shape, generator=draw, dtype=x.dtype).view_as(x) - 1))
+        return self.clipped(x, self.noise * EPS * (2 * torch.rand(shape, generator=draw, dtype=x.dtype).view_as(x) - 1))
+
+    def clipped(self, x: Tensor, delta: Tensor) -> Tensor:
+        return (x + delta.clamp(-self.bound * EPS, self.bound * EPS)).clamp(0, 1) - x
 
     def craft(self, x: Tensor, y: Tensor, delta: Tensor, t: int, k: int, size: float) -> tuple[Tensor, float, int]:
         self.net.train(self.stop != "fat")
@@ -184,7 +189,7 @@ class Loop:
                 fosc = EPS * slope[j].abs().sum() - ((delta[j] - begun[j]) * slope[j]).sum()
                 if self.stop == "dat" and fosc <= 0.5 * max(0.0, 1 - t / (5 / 6 * EPOCHS)):
                     active[j] = False
-            stepped = clipped(x, delta + size * slope.sign())
+            stepped = self.clipped(x, delta + size * slope.sign())
             delta = torch.where(torch.tensor(active).view(-1, 1, 1, 1), stepped, delta)
             moved += sum(active) if self.stop else 0
             magnitude = self.measure(slope)
@@ -230,8 +235,11 @@ def loops(rules: str) -> dict[str, dict[str, Any]]:
 
     trades = {"loss": "trades", "inner": "kl", "start": "jitter"}
     mart = {"loss": "mart", "start": "jitter"}
+    noisy = {"noise": 2.0, "bound": 99.0}
     return {
         "fgsm": {"family": "craft", "steps": Steps(1, 1.25)},
+        "n-fgsm": {"family": "craft", "steps": Steps(1, 1.0), **noisy},
+        "g+n-fgsm": {"family": "craft", "steps": Steps(1, 1.0), "penalty": "gradient", **noisy},
         "pgd-7": {"family": "craft", "steps": Steps(7, 0.25)},
         "m+pgd-2": {"family": "craft", "steps": guided(2, 0.25)},
         "m+pgd": {"family": "craft", "steps": guided(7, 0.25)},

@@ -1,5 +1,6 @@
 """Games and trainers put together the way training does it, on small networks."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ THREATS = [deat.Linf(0.1), deat.L2(0.5), deat.L1(2.0)]
 NO_BALL_CONTAINS_ANOTHER = [deat.Linf(0.2), deat.L2(0.5), deat.L1(1.2)]
 UNIONS = [deat.Union(*NO_BALL_CONTAINS_ANOTHER, rule=rule) for rule in ("worst", "random", "error", "magnitude")]
 EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5", "g+fgsm", "m+g+deat", "awp+fgsm", "g+awp+m+deat"]
-UPDATE_COSTS = {"g+fgsm": 1, "m+g+deat": 1, "awp+fgsm": 1, "g+awp+m+deat": 2}
+EXTRAS += ["f+n-fgsm", "m+g+n-fgsm"]
+UPDATE_COSTS = {"g+fgsm": 1, "m+g+deat": 1, "awp+fgsm": 1, "g+awp+m+deat": 2, "m+g+n-fgsm": 1}
 """Backprops a batch beyond k + 1."""
 
 
@@ -53,6 +55,13 @@ def busy_budget(method: Method, threat: deat.ThreatModel = THREATS[0]) -> Budget
     if "k" in state:
         state = {**state, "k": 2}
     return schedule.budget(state, 6)
+
+
+def reach(method: Method, threat: deat.ThreatModel, budget: Budget) -> deat.ThreatModel:
+    """The ball that a method keeps its perturbations in: a larger one if it does not project them."""
+    if not method.attack.leaves_ball:
+        return threat
+    return replace(threat, eps=method.attack.start_radius * threat.eps + budget.k * budget.step_size)
 
 
 class WatchedGame(deat.Game):

@@ -6,16 +6,19 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 from deat import recipes
 from deat.bench import workers as cells
 from deat.bench.bench_folder import GridCell
 from deat.checkpoint import store
 from deat.errors import BusyError, CheckpointError, DataError
-from deat.evaluation.results import AttackResult, Evaluation
-from deat.evaluation.resume_log import lock_evaluation
+from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
+from deat.evaluation.resume_log import fingerprint_model, lock_evaluation
 from deat.recipes import apply_overrides
+from deat.runs.load_run import get_test_split, load_run_model
 from deat.runs.run_dir import RunFolder
+from deat.runs.schema import WEIGHTS_FILE
 from deat.utils.locks import lock_run_folder
 from deat.utils.safe_write import link_atomic
 from deat.utils.safetensors_files import read_note
@@ -23,15 +26,19 @@ from deat.utils.safetensors_files import read_note
 
 @pytest.fixture
 def judged(monkeypatch):
-    """Evaluations that were asked for, as (file, attacks, images); none is made."""
-    found = []
+    """Evaluations that are requested, as (file, attacks, images); each is saved with every image right."""
+    requests = []
 
-    def evaluate(model, data, *, attacks, n, save, **_):
-        found.append((save.name, attacks, n))
-        Evaluation([AttackResult("natural", [True], 0, 0.1, 1, 1)], [0], ["a"], {"cascade": False}).save(save)
+    def evaluate(model, data, *, threat, attacks, n, seed, block, save, **_):
+        requests.append((save.name, attacks, n))
+        right = [True] * (len(data) if n is None else n)
+        settings = {"threat": threat.describe(), "seed": seed, "block": block, "model": fingerprint_model(model)}
+        settings |= {"attacks": {name: {} for name in attacks}, "sample": len(right) < len(data), "cascade": False}
+        results = [AttackResult(name, right, 0, 0.1, 1, 1) for name in attacks]
+        Evaluation(results, [0] * len(right), ["a"], settings).save(save)
 
     monkeypatch.setattr(cells, "evaluate", evaluate)
-    return found
+    return requests
 
 
 def cell_of(seed=3, **settings):
@@ -57,6 +64,28 @@ def test_best_and_last_epoch_are_judged_and_autoattack_on_its_own_number_of_imag
     ]
     cells.run_cell(cell_of(attacks="natural,pgd-2,aa", aa_n="5"), tmp_path / "run")
     assert len(judged) == 3  # nothing is judged twice
+
+
+@pytest.mark.promise("P176")
+@pytest.mark.parametrize(
+    "by_hand",
+    [{"n": 20}, {"attacks": ("natural",)}, {"seed": 4}, {"model": nn.Flatten()}],
+    ids=lambda by: next(iter(by)),
+)
+def test_an_evaluation_made_by_hand_does_not_count_as_the_cells_result(tmp_path, judged, by_hand):
+    cell, path = cell_of(attacks="natural,pgd-2", epoch="last"), tmp_path / "run"
+    cells.run_cell(cell, path)
+    run = cell.row.resolve(cell.seed)
+    request = {"model": load_run_model(run, path / "last" / WEIGHTS_FILE), "data": get_test_split(run)}
+    request |= {"threat": run.threat, "attacks": ("natural", "pgd-2"), "n": 30, "seed": 3}
+    (path / "evaluation.json").unlink()
+    cells.evaluate(**request | by_hand, block=cell.row.evaluation.block, save=path / "evaluation.json")
+    copy = (path / "evaluation.json").read_bytes()
+    judged.clear()
+    cells.run_cell(cell, path)
+    assert judged == [("evaluation.json", ("natural", "pgd-2"), 30)]
+    is_contained = "attacks" in by_hand
+    assert is_contained or (path / "evaluation-1.json").read_bytes() == copy
 
 
 def test_chosen_seeds_are_judged_by_autoattack_on_all_images(tmp_path, judged):
@@ -239,7 +268,7 @@ def test_nobody_evaluates_a_run_while_it_is_judged_here(tmp_path, monkeypatch):
         pass  # and it is free again
 
 
-def test_what_somebody_evaluated_while_the_run_was_trained_stays(tmp_path, judged, monkeypatch):
+def test_an_evaluation_made_by_hand_during_training_is_kept_beside_the_result(tmp_path, judged, monkeypatch):
     def train(run, path):
         real(run, path)
         Evaluation([AttackResult("fgsm", [True], 0, 0.1, 1, 1)], [0], ["a"], {"cascade": False}).save(
@@ -249,4 +278,5 @@ def test_what_somebody_evaluated_while_the_run_was_trained_stays(tmp_path, judge
     real = cells.train_cell
     monkeypatch.setattr(cells, "train_cell", train)
     cells.run_cell(cell_of(), tmp_path / "run")
-    assert [name for name, _, _ in judged] == ["evaluation-last.json"]
+    assert [name for name, _, _ in judged] == ["evaluation.json", "evaluation-last.json"]
+    assert load_evaluation(tmp_path / "run/evaluation-1.json").verdicts["fgsm"] == [True]

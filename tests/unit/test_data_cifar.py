@@ -14,7 +14,8 @@ import torch
 
 from deat.data import cifar, load_data
 from deat.data.download import download_file
-from deat.errors import DataError
+from deat.errors import DataError, UsageError
+from deat.recipes.recipe import get_recipe
 from helpers.data_sets import Payload, add, cifar_archive, cifar_files, shrink, write_folder
 
 NAMES = ["cifar10", "cifar100"]
@@ -38,6 +39,19 @@ def test_archive_and_folder_of_each_release_give_the_same_images(name, binary, t
     assert torch.equal(first.test.labels, second.test.labels)
     assert first.train.classes[3] == "class3"
     assert (first.eps, first.pad, first.flip) == (8 / 255, 4, True)
+
+
+def test_a_name_with_a_folder_reads_the_set_from_there(tmp_path, monkeypatch):
+    shrink(monkeypatch, "cifar10")
+    folder_of("cifar10", True, tmp_path / "here")
+    named = load_data(f"cifar10:{tmp_path / 'here'}")
+    assert torch.equal(named.train.images, load_data("cifar10", root=tmp_path / "here").train.images)
+    assert named.name == "cifar10"
+    with pytest.raises(UsageError, match="Give one"):
+        load_data(f"cifar10:{tmp_path / 'here'}", root=tmp_path)
+    row = get_recipe("cifar10-fast").make_rows(["fgsm"], data=f"cifar10:{tmp_path / 'here'}")[0]
+    assert (row.request.data, row.request.data_root) == ("cifar10", str(tmp_path / "here"))
+    assert row.paper_row is not None
 
 
 NORMALIZED_BY = {

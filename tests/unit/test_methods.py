@@ -175,6 +175,7 @@ FAMILIES = {
     "amata-2-10": (Craft, CrossEntropy, LinearRamp),
     "m+amata-2-10": (Craft, CrossEntropy, GradientMagnitude),
     "dat": (Craft, CrossEntropy, LinearRamp),
+    "n-fgsm": (Craft, CrossEntropy, Fixed),
 }
 
 

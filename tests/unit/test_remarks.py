@@ -249,6 +249,45 @@ def test_a_k_that_does_not_grow_is_told_while_it_can_be_changed(monkeypatch, cap
     assert "stayed" not in capsys.readouterr().out
 
 
+def stuck_after(monkeypatch, magnitudes, epochs=30, **options) -> deat.Trainer:
+    trainer = trainer_of("m+deat", epochs=epochs, **options)
+    read, values = trainer.read_meter, iter(magnitudes)
+    monkeypatch.setattr(trainer, "read_meter", lambda: replace(read(), magnitude=next(values)))
+    return trainer
+
+
+@pytest.mark.parametrize(("later", "epoch"), [(20.0, 4), (80.0, 10)])
+def test_a_k_that_is_unlikely_to_grow_is_told_at_once_and_never_twice(later, epoch, monkeypatch, capsys):
+    """As after a start from trained weights, where l_X has a peak in epoch 2."""
+    stuck_after(monkeypatch, [1.0, 90.0, *[later] * 28], callbacks=[EpochPrinter()]).fit()
+    lines = capsys.readouterr().out.splitlines()
+    told = [line.split(" k stayed")[0] for line in lines if "k stayed at 1: l_X was 90 in epoch 2" in line]
+    assert told == [f"after {epoch} of 30 epochs"]
+    assert lines.index(next(line for line in lines if line.startswith(told[0]))) == epoch
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_fit_shows_a_k_that_does_not_grow_between_its_epoch_lines(progress, monkeypatch, capsys):
+    read, values = deat.Trainer.read_meter, iter([1.0, 90.0, *[20.0] * 6])
+    monkeypatch.setattr(deat.Trainer, "read_meter", lambda trainer: replace(read(trainer), magnitude=next(values)))
+    images = torch.rand(8, 1, 4, 4), torch.arange(8) % 3
+    deat.fit(conv_net(), images, method="m+deat", epochs=8, batch_size=8, device="cpu", progress=progress)
+    assert capsys.readouterr().err.count("after 4 of 8 epochs k stayed at 1") == progress
+
+
+def test_a_loop_of_one_s_own_is_warned_of_a_k_that_does_not_grow(monkeypatch):
+    net = conv_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = deat.AdversarialStep(net, optimizer, epochs=30, method="m+deat")
+    read, values = step.game.meter.read, iter([1.0, 90.0, 20.0, 20.0, 20.0])
+    monkeypatch.setattr(step.game.meter, "read", lambda epoch: replace(read(epoch), magnitude=next(values)))
+    for _ in range(3):
+        step.end_epoch()
+    with pytest.warns(RuntimeWarning, match="after 4 of 30 epochs k stayed at 1"):
+        step.end_epoch()
+    step.end_epoch()
+
+
 @pytest.mark.parametrize(
     ("scale", "shift", "fix"),
     [

@@ -72,7 +72,7 @@ def test_methods_are_compared_by_the_difference_of_means_and_its_pooled_interval
     half_width = 2.776 * ((stdev(ours) ** 2 + stdev(theirs) ** 2) / 3) ** 0.5
     assert "| 3 | 50% | +0.0 ± 0.0 |" in lines[0]
     assert f"| +{100 * (mean(ours) - mean(theirs)):.1f} ± {100 * half_width:.1f} | higher |" in lines[0]
-    assert lines[1].endswith("| +0.0 ± 16.0 | not told apart |")
+    assert lines[1].endswith("| +0.0 ± 16.0 | indistinguishable |")
 
 
 def test_the_figure_has_a_panel_for_the_task_and_is_the_same_twice(page: ModuleType, tmp_path) -> None:

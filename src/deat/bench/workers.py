@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from deat.bench.bench_folder import Grid, GridCell, hash_row_code, remove_damaged_evaluations
 from deat.checkpoint.store import list_checkpoints, try_remove
 from deat.data.streaming import AnyImageSet
 from deat.errors import CheckpointError, DeatError, Interrupted, NumericalError, UsageError
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.resume_log import lock_evaluation, resume_log_path
+from deat.evaluation.results import load_evaluation
+from deat.evaluation.resume_log import fingerprint_model, lock_evaluation, resume_log_path
+from deat.models.output_objects import LogitsModel
 from deat.recipes.recipe import AttackRound
 from deat.report.run_results import load_run_results
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
@@ -86,28 +89,45 @@ def train_cell(run: Run, path: Path) -> None:
 
 
 def evaluate_round(run: Run, test: AnyImageSet, out: Path, attack_round: AttackRound, block: int) -> None:
-    """Evaluate one epoch's weights under the evaluation's lock, unless its file is there."""
-    with lock_evaluation(out):
-        if not out.is_file():
-            _evaluate_round(run, test, out, attack_round, block)
+    """Evaluate one epoch's weights under the evaluation's lock, unless its file has the result.
 
-
-def _evaluate_round(run: Run, test: AnyImageSet, out: Path, attack_round: AttackRound, block: int) -> None:
+    An evaluation made by hand, of other weights or with other settings, is not the result. It is kept beside it.
+    """
     weights = out.parent / attack_round.epoch / WEIGHTS_FILE
-    model = load_run_model(run, weights)
-    evaluate(
-        model,
-        test,
-        threat=run.threat,
-        attacks=attack_round.attacks,
-        n=attack_round.n,
-        seed=run.config.seed,
-        block=block,
-        threads=run.config.threads,
-        resume_log=resume_log_path(out),
-        save=out,
-        about=run.about(weights, attack_round.epoch),
-        progress=False,
+    with lock_evaluation(out):
+        model = load_run_model(run, weights)
+        if _has_result(out, run, test, model, attack_round, block):
+            return
+        evaluate(
+            model,
+            test,
+            threat=run.threat,
+            attacks=attack_round.attacks,
+            n=attack_round.n,
+            seed=run.config.seed,
+            block=block,
+            threads=run.config.threads,
+            resume_log=resume_log_path(out),
+            save=out,
+            about=run.about(weights, attack_round.epoch),
+            progress=False,
+        )
+
+
+def _has_result(
+    out: Path, run: Run, test: AnyImageSet, model: nn.Module, attack_round: AttackRound, block: int
+) -> bool:
+    """Whether an evaluation.json is of these weights and images, with these settings and at least these attacks."""
+    if not out.is_file():
+        return False
+    evaluation = load_evaluation(out)
+    settings = {"threat": run.threat.describe(), "seed": run.config.seed, "block": block, "cascade": False}
+    num_images = len(test) if attack_round.n is None else min(attack_round.n, len(test))
+    return (
+        all(evaluation.settings.get(name) == value for name, value in settings.items())
+        and evaluation.settings.get("model") in (fingerprint_model(model), fingerprint_model(LogitsModel(model)))
+        and evaluation.num_images == num_images
+        and set(attack_round.attacks) <= {result.name for result in evaluation.results}
     )
 
 

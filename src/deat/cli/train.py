@@ -369,7 +369,7 @@ class TrainSession:
             self.console.print(make_printable(f"the watch saw {watch.summary()}"))
         for line in (result.choice.reason, *result.notes):
             self.console.print(line)
-        self.console.print(f"everything is in {self.out}; full report: report.md")
+        self.console.print(f"run folder: {self.out}; full report: report.md")
 
     @contextmanager
     def _logging(self) -> Iterator[RunLog | None]:
@@ -428,8 +428,9 @@ class TrainCommand:
     """Train a network robustly. Without flags: m+deat on digits, then a table with natural training for comparison."""
 
     data: str = "digits"
-    """digits, cifar10, cifar100, PATH or folder:PATH (a folder or archive with one folder of images a class), audio:PATH
-    (class folders of wav files), segmentation:PATH (images and masks) or csv:FILE."""
+    """digits, cifar10, cifar100 (cifar10:PATH: in the folder PATH), PATH or folder:PATH (a folder or archive with one
+    folder of images a class), audio:PATH (class folders of wav files), segmentation:PATH (images and masks) or
+    csv:FILE."""
     target: OptionalStr = None
     """csv: the column to predict."""
     task: OptionalStr = None

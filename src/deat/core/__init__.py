@@ -11,6 +11,7 @@ from deat.core.gradient_penalty import GradientPenalty
 from deat.core.inner_attack import InnerAttack
 from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 from deat.core.magnitude_probe import MagnitudeProbe
+from deat.core.measurements import Measurement
 from deat.core.meter import EpochRecord, Meter
 from deat.core.move_order import Craft, PenaliseGradient, PerturbWeights, Play, Relay, Replay
 from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
@@ -32,6 +33,7 @@ __all__ = [
     "LossOutput",
     "MagnitudeProbe",
     "Mart",
+    "Measurement",
     "Meter",
     "Objective",
     "PenaliseGradient",

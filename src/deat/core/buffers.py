@@ -58,6 +58,7 @@ class Buffers:
         magnitude: The dual norm of each example's gradient, at the move that the `MagnitudeProbe` names.
         valid: Whether the last update was made; a loss scaler skips those that overflow.
         ball: The number of the ball that each example's perturbation is in, where the threat model is a union.
+        measured: The values of the method's measurements, examples x measurements.
     """
 
     x: Tensor
@@ -73,14 +74,16 @@ class Buffers:
     magnitude: Tensor
     valid: Tensor
     ball: Tensor
+    measured: Tensor
 
     @classmethod
-    def allocate(cls, x: Tensor, y: Tensor) -> "Buffers":
+    def allocate(cls, x: Tensor, y: Tensor, num_measurements: int = 0) -> "Buffers":
         """Allocate buffers for batches of one shape.
 
         Args:
             x: Images of that shape, dtype, device and memory format; their values are not used.
             y: Labels.
+            num_measurements: The number of measurements of the method.
 
         Returns:
             Buffers filled with zeros, with every example active.
@@ -100,6 +103,7 @@ class Buffers:
             magnitude=x.new_zeros(batch_size),
             valid=torch.ones_like(scalar, dtype=torch.bool),
             ball=torch.zeros(batch_size, dtype=torch.int64, device=y.device),
+            measured=x.new_zeros(batch_size, num_measurements),
         )
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ computes both gradients in one pass and steps theta. Nothing here reads the devi
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 
@@ -18,6 +18,7 @@ from deat.core.first_layer import FirstLayer, find_first_layer
 from deat.core.gradient_penalty import GradientPenalty
 from deat.core.inner_attack import DeltaScale, InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
+from deat.core.measurements import Measurement
 from deat.core.meter import Meter
 from deat.core.network_calls import NetworkCalls, unwrap_ddp
 from deat.core.training_losses import Objective
@@ -55,6 +56,7 @@ class Game:
         pixel_scale: The std by which the network normalises its input; used where `probe.space` is "normalised".
         distributed: The processes that share the batches.
         task: What outputs and labels mean; by default the objective's task.
+        measurements: Further numbers to measure in every batch.
         check_inputs: Whether batches are checked: on a CPU every one, on a GPU the first one, since reading a GPU waits.
             A trainer checks its data before.
 
@@ -97,6 +99,7 @@ class Game:
         pixel_scale: Tensor | None = None,
         distributed: Distributed = SINGLE_PROCESS,
         task: Task | None = None,
+        measurements: Sequence[Measurement] = (),
         check_inputs: bool = True,
     ) -> None:
         self.net, self.objective, self.optimizer, self._checks_inputs = net, objective, optimizer, check_inputs
@@ -105,7 +108,9 @@ class Game:
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
         self.pixel_scale = pixel_scale
-        self.meter = Meter(device, self.probe.over, distributed, self.engine.non_finite_hint)
+        self.measurements = tuple(measurements)
+        names = [measurement.name for measurement in measurements]
+        self.meter = Meter(device, self.probe.over, distributed, self.engine.non_finite_hint, names)
         self.generator = torch.Generator(device)
         self.step_size, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
         self.delta_scale = DeltaScale(device, attack.has_tiny_start and self.engine.precision != "fp32")
@@ -123,7 +128,7 @@ class Game:
         self.penalty: GradientPenalty | None = None
         self.weight_perturbation: WeightPerturbation | None = None
         self.last_updates = 0
-        self._has_summed_gradients = False
+        self._has_summed_gradients, self._has_updated = False, False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
 
@@ -171,6 +176,7 @@ class Game:
         buffers.y.copy_(y)
         buffers.magnitude.zero_()
         buffers.valid.fill_(True)
+        self._has_updated = False
         self.step_size.fill_(budget.step_size)
         self.level.fill_(budget.level)
         self.delta_scale.magnify()
@@ -205,15 +211,16 @@ class Game:
         if x.shape not in self._buffers_by_shape:
             if len(self._buffers_by_shape) == 4:  # otherwise images of many sizes would fill the memory
                 self.executor.drop(self._buffers_by_shape.popitem(last=False)[1])
-            self._buffers_by_shape[x.shape] = Buffers.allocate(self.engine.to_memory_format(x.to(self.dtype)), y)
+            example = self.engine.to_memory_format(x.to(self.dtype))
+            self._buffers_by_shape[x.shape] = Buffers.allocate(example, y, len(self.measurements))
         return self._buffers_by_shape[x.shape]
 
     def _initial_delta(self, buffers: Buffers) -> Tensor:
         if not self._is_attacked:
             return torch.zeros_like(buffers.x)
-        start = self.batch_threat(buffers).initial_delta(
+        start = self.attack.initial_delta(
+            self.batch_threat(buffers),
             buffers.x,
-            self.attack.start,
             self.generator,
             full_batch_size=self.global_batch_size,
             rows=self._own_rows,
@@ -332,6 +339,9 @@ class Game:
             raise
         self._has_summed_gradients = False
         self.executor.weights_changed(by_optimizer=True)
+        if self.measurements:
+            self._run_measurements(buffers, is_first=not self._has_updated, is_last=last)
+        self._has_updated = True
         if self.after_update:
             self.after_update()
 
@@ -512,6 +522,17 @@ class Game:
 
     def _measure_magnitude(self, buffers: Buffers) -> None:
         buffers.magnitude.copy_(self.probe.measure(buffers.grad, self.batch_threat(buffers), self.pixel_scale))
+
+    def _run_measurements(self, buffers: Buffers, *, is_first: bool, is_last: bool) -> None:
+        for update, is_due in (("first", is_first), ("last", is_last)):
+            if is_due and any(measurement.update == update for measurement in self.measurements):
+                self._run_move(f"measure after the {update} update", partial(self._measure_after, update), buffers)
+
+    def _measure_after(self, update: str, buffers: Buffers) -> None:
+        threat = self.batch_threat(buffers)
+        for column, measurement in enumerate(self.measurements):
+            if measurement.update == update:
+                measurement.write(buffers, threat, column)
 
     def end_batch(self, buffers: Buffers) -> None:
         """Add the batch to the meter, and store delta if it is carried to the next batch.

@@ -1,7 +1,7 @@
 """The attack inside training: its loss, start, batch-norm mode and freeze rule."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ from deat.core.freeze_rules import FreezeRule
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
+from deat.utils.numbers import check_number
 
 InnerLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A loss for each example, (B,), as a function of (outputs, labels, reference outputs)."""
@@ -42,9 +43,13 @@ class InnerAttack:
             clamped to [0, 1] instead, as in the paper's ImageNet code. Without `persistent` it has no effect.
         compact: Whether attack steps run on the active examples only, instead of masking the frozen ones. This reads
             the device at every step.
+        leaves_ball: Whether delta is kept in the box alone, and may leave the ball, as in N-FGSM.
+        start_radius: The radius of the random start in units of eps; above 1 it needs `leaves_ball`. The starts "zero" and
+            "jitter" have no radius.
 
     Raises:
-        UsageError: If the loss is unknown or a lambda, or `compact` is set without a freeze rule or in train mode.
+        UsageError: If the loss is unknown or a lambda, `compact` is set without a freeze rule or in train mode, or a delta
+            that leaves the ball is carried, or a larger start does not leave it.
 
     Example:
         >>> attack = deat.InnerAttack(loss="kl", start="jitter", batch_norm="eval")
@@ -58,6 +63,8 @@ class InnerAttack:
     persistent: bool = False
     carries_unclipped: bool = False
     compact: bool = False
+    leaves_ball: bool = False
+    start_radius: float = 1.0
 
     def __post_init__(self) -> None:
         if getattr(self.loss, "__name__", "") == "<lambda>":
@@ -69,6 +76,17 @@ class InnerAttack:
             raise UsageError(
                 "compact needs a freeze rule and an attack in eval mode (fat-K, f+trades, f+mart): "
                 "in train mode, batch norm would see a different batch."
+            )
+        check_number("start_radius", self.start_radius, lambda v: 0 < v <= 100, "above 0 and at most 100, such as 2")
+        if self.start_radius > 1 and not self.leaves_ball:
+            raise UsageError(
+                f"start_radius {self.start_radius:g} is outside the ball, and delta is projected onto it. Set leaves_ball=True, "
+                "or a radius of at most 1."
+            )
+        if self.leaves_ball and self.persistent:
+            raise UsageError(
+                "persistent carries delta from batch to batch, and a delta that leaves the ball (n-fgsm) would grow with every "
+                "batch. Leave persistent out, or use a method such as fgsm or free-4."
             )
 
     @property
@@ -90,6 +108,45 @@ class InnerAttack:
         """The functions of a task that the loss needs."""
         return (INNER_LOSSES[self.loss][0],) if isinstance(self.loss, str) else ()
 
+    def check_threat(self, threat: ThreatModel) -> None:
+        """Raise UsageError for a threat model that the attack is not defined for."""
+        if self.leaves_ball and len(threat.balls) > 1:
+            raise UsageError(
+                "n-fgsm does not project delta, and training against several threats projects it from one ball onto another. "
+                "Use fgsm, or a single threat."
+            )
+        self._start_threat(threat)
+
+    def _start_threat(self, threat: ThreatModel) -> ThreatModel:
+        """The threat model with the radius of the start."""
+        if self.start_radius == 1:
+            return threat
+        try:
+            return replace(threat, eps=self.start_radius * threat.eps)
+        except UsageError as error:
+            raise UsageError(
+                f"n-fgsm starts from noise of {self.start_radius:g} eps, which is too large at eps {threat.eps:g}: {error}"
+            ) from None
+
+    def initial_delta(
+        self,
+        threat: ThreatModel,
+        x: Tensor,
+        generator: torch.Generator | None,
+        *,
+        full_batch_size: int | None = None,
+        rows: slice = slice(None),
+    ) -> Tensor:
+        """Return random starts; see `ThreatModel.initial_delta`."""
+        return self._start_threat(threat).initial_delta(
+            x, self.start, generator, full_batch_size=full_batch_size, rows=rows
+        )
+
+    @property
+    def projects_to_threat(self) -> bool:
+        """Whether delta is projected into ball and box, as usual."""
+        return not (self.clamps_images or self.leaves_ball)
+
     @property
     def clamps_images(self) -> bool:
         """Whether the pixel range is kept by clamping what the network sees, and not by projecting delta."""
@@ -100,7 +157,9 @@ class InnerAttack:
         return threat.clip_to_box(x + delta) - x if self.clamps_images else delta
 
     def project(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-        """Project delta into the ball, and into the box if that is where the pixel range is kept."""
+        """Project delta into the ball, unless it may leave it, and into the box if that is where the pixel range is kept."""
+        if self.leaves_ball:
+            return threat.project_to_box(x, delta)
         return threat.project_to_ball(delta) if self.clamps_images else threat.project(x, delta)
 
     def active_indices(self, buffers: Buffers) -> Tensor:

@@ -1,6 +1,7 @@
 """The sums of one epoch on the device, and the single read that turns them into a record."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -23,6 +24,7 @@ class EpochRecord:
         examples: The number of images counted.
         skipped: The number of updates that a loss scaler skipped.
         active: The number of image steps of delta under a freeze rule.
+        measured: The means of the method's measurements, by name.
     """
 
     epoch: int
@@ -32,6 +34,7 @@ class EpochRecord:
     examples: int
     skipped: int = 0
     active: int = 0
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
 class Meter:
@@ -42,9 +45,10 @@ class Meter:
         over: Whether l_X is summed over the epoch or taken from its last batch.
         distributed: The processes whose sums `read` adds.
         non_finite_hint: What the error message suggests where a loss or gradient is not finite.
+        measurements: The names of the method's measurements.
 
     Attributes:
-        sums: Loss, correct predictions, l_X and images.
+        sums: Loss, correct predictions, l_X, images, and the measurements.
         counts: Batches, the first batch with a non-finite value (from 1; 0 if none), skipped updates, and image steps
             under a freeze rule.
     """
@@ -55,10 +59,12 @@ class Meter:
         over: Literal["epoch", "last_batch"] = "epoch",
         distributed: Distributed = SINGLE_PROCESS,
         non_finite_hint: str = "Lower the learning rate.",
+        measurements: Sequence[str] = (),
     ) -> None:
-        self.distributed, self.non_finite_hint = distributed, non_finite_hint
-        self._carry_over_factors = torch.tensor([1, 1, float(over == "epoch"), 1], dtype=torch.float64, device=device)
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, num_correct, magnitude, examples
+        self.distributed, self.non_finite_hint, self.measurements = distributed, non_finite_hint, tuple(measurements)
+        factors = [1, 1, float(over == "epoch"), 1, *[1] * len(measurements)]
+        self._carry_over_factors = torch.tensor(factors, dtype=torch.float64, device=device)
+        self.sums = torch.zeros_like(self._carry_over_factors)  # loss, num_correct, magnitude, examples, measurements
         self.counts = torch.zeros(4, dtype=torch.float64, device=device)  # batches, first_bad, skipped, active
 
     def reset(self) -> None:
@@ -75,11 +81,14 @@ class Meter:
         """
         ones = torch.full_like(buffers.loss, len(buffers))
         row = torch.stack((buffers.loss * ones, buffers.num_correct, buffers.magnitude.sum(), ones)).double()
+        is_finite = torch.isfinite(row).all()
+        if self.measurements:
+            row = torch.cat((row, buffers.measured.double().sum(0)))
         row = row if has_own_images else row * 0
         self.sums.copy_(torch.where(buffers.valid, self.sums * self._carry_over_factors + row, self.sums))
         batches, first_bad = self.counts[0], self.counts[1]
         batches.add_(1)
-        bad = buffers.valid & ~torch.isfinite(row).all() & (first_bad == 0)
+        bad = buffers.valid & ~is_finite & (first_bad == 0)
         first_bad.copy_(torch.where(bad, batches, first_bad))
 
     def count_skipped(self, skipped: Tensor) -> None:
@@ -121,9 +130,9 @@ class Meter:
                 processes it is raised in all of them.
         """
         rows = self.distributed.all_gather(torch.cat((self.sums, self.counts)).tolist())
-        loss, num_correct, magnitude, examples, _, _, _, active = map(sum, zip(*rows, strict=True))
-        batches, skipped = rows[0][4], rows[0][6]  # the same in all processes
-        first_bad = min((row[5] for row in rows if row[5]), default=0)
+        loss, num_correct, magnitude, examples, *measured, _, _, _, active = map(sum, zip(*rows, strict=True))
+        batches, _, skipped, _ = rows[0][-4:]  # the same in all processes
+        first_bad = min((row[-3] for row in rows if row[-3]), default=0)
         if first_bad:
             raise NumericalError(
                 f"loss or gradient stopped being finite in epoch {epoch + 1}, batch {int(first_bad)} of {int(batches)}. "
@@ -132,5 +141,12 @@ class Meter:
             )
         divisor = max(1.0, examples)
         return EpochRecord(
-            epoch, loss / divisor, num_correct / divisor, magnitude, int(examples), int(skipped), int(active)
+            epoch,
+            loss / divisor,
+            num_correct / divisor,
+            magnitude,
+            int(examples),
+            int(skipped),
+            int(active),
+            dict(zip(self.measurements, (value / divisor for value in measured), strict=True)),
         )

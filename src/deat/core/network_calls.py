@@ -31,7 +31,7 @@ class CompiledCalls:
     With our own kernels (half precision on a GPU), batch norms are fused and large weights are cast to half precision
     once a move. Where several processes share a batch, the objective is compiled by torch's own compiler, since DDP
     waits for the gradients of the weights themselves. In every other call the weights are detached inside the compiled
-    function: otherwise its backward would compute gradients that nobody uses.
+    function: otherwise its backward would compute unused gradients.
 
     Args:
         net: The network.
@@ -171,13 +171,13 @@ def unwrap_ddp(objective: nn.Module) -> nn.Module:
 
 
 def _projected_step_function(attack: InnerAttack, threat: ThreatModel) -> Callable[..., Tensor]:
-    if not attack.clamps_images:
+    if attack.projects_to_threat:
         return threat.pgd_step
     return lambda x, delta, grad, alpha: attack.project(threat, x, threat.step(x, delta, grad, alpha))
 
 
 def _make_projected_step(attack: InnerAttack, threat: ThreatModel, engine: Engine) -> ProjectedStep:
-    if engine.uses_own_kernels and type(threat) is Linf and threat.is_plain and not attack.clamps_images:
+    if engine.uses_own_kernels and type(threat) is Linf and threat.is_plain and attack.projects_to_threat:
         from deat.engine.kernels.linf_step_triton import linf_projected_step
 
         return partial(linf_projected_step, eps=threat.eps)

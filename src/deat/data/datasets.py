@@ -25,8 +25,10 @@ from deat.utils.user_paths import expand_path, find_home
 
 HuggingFaceData = Any
 """A Dataset or DatasetDict of Hugging Face datasets, which is not imported for its type."""
-_CIFAR10_MEAN_STD = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
-_CIFAR100_MEAN_STD = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+_CIFAR_MEAN_STD = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
 _IMAGENET_MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _MAX_SMALL_SIDE_PIXELS, _MAX_SIDE_PIXELS = 64, 4096
 _WORDNET_ID = re.compile(r"n\d{8}")  # the class names of ImageNet and its subsets
@@ -223,11 +225,12 @@ def load_data(
     """Load a data set by its name, or a folder of images, wav files or masks, or a table by its path.
 
     Args:
-        spec: "digits", "cifar10", "cifar100", or "folder:PATH" for images in class folders, where PATH is a directory,
-            a tar or a zip archive. A `pathlib.Path` is a folder, too, and so is the path of an existing one without
-            folder:, unless it is one of the names. "audio:PATH" has class folders of wav files, "segmentation:PATH"
-            images and masks, "csv:FILE" a table, "webdataset:PATH" shards: a folder of tar files or a pattern such as
-            train-{000..099}.tar. Also a Dataset or DatasetDict of Hugging Face datasets.
+        spec: "digits", "cifar10", "cifar100" ("cifar10:PATH" if it is in the folder PATH), or "folder:PATH" for images
+            in class folders, where PATH is a directory, a tar or a zip archive. A `pathlib.Path` is a folder, too, and
+            so is the path of an existing one without folder:, unless it is one of the names. "audio:PATH" has class
+            folders of wav files, "segmentation:PATH" images and masks, "csv:FILE" a table, "webdataset:PATH" shards: a
+            folder of tar files or a pattern such as train-{000..099}.tar. Also a Dataset or DatasetDict of Hugging Face
+            datasets.
         root: The folder with data sets, which decoded images are cached in as well. By default the environment variable
             DEAT_DATA, or ~/.cache/deat.
         download: Whether to download CIFAR if it is not in `root`. Nothing else uses the network.
@@ -261,10 +264,32 @@ def load_data(
     elif image is not None or label is not None:
         raise UsageError(f"image and label name the columns of a data set of the library datasets, not of {spec!r}.")
     else:
-        splits = _load_splits(name_path_kind(spec), root, download, size, cache, fallback_root, target, task)
+        name, root = split_data_root(name_path_kind(spec), root)
+        splits = _load_splits(name, root, download, size, cache, fallback_root, target, task)
     if n_train is None:
         return splits
     return replace(splits, train=take_train_images(splits.train, n_train), n_train=int(n_train))
+
+
+def split_data_root(spec: str, root: str | Path | None) -> tuple[str, str | Path | None]:
+    """Split the name of a data set from the folder that it is in: "cifar10:PATH" is "cifar10" in PATH.
+
+    Args:
+        spec: The name or the path of data.
+        root: The folder of data sets that was given beside it, if any.
+
+    Returns:
+        The spec without a folder, and the folder of data sets.
+
+    Raises:
+        UsageError: If two folders are given.
+    """
+    name, _, path = spec.partition(":")
+    if name.lower() not in _CIFAR_MEAN_STD or not path:
+        return spec, root
+    if root is not None:
+        raise UsageError(f"{spec!r} names the folder of the data, and the data root {str(root)!r} does too. Give one.")
+    return name, str(expand_path(path))
 
 
 def adapt_data(data: Any) -> Any:
@@ -346,7 +371,7 @@ def _load_cifar(name: str, root: Path, fallback_root: Path | None, download: boo
 
     fallback = None if cifar.find_release(name, root) else fallback_root
     splits = cifar.read_cifar(name, fallback) if fallback else cifar.read_cifar(name, root, download)
-    mean, std = _CIFAR10_MEAN_STD if name == "cifar10" else _CIFAR100_MEAN_STD
+    mean, std = _CIFAR_MEAN_STD[name]
     return DataSplits(name, *splits, mean=mean, std=std, eps=8 / 255, pad=4, flip=True, fallback_root=fallback)
 
 
@@ -425,7 +450,7 @@ def _make_splits(kind: str, path: Path, splits: Mapping[str, ImageSet], **option
     return DataSplits(name, splits["train"], splits.get("test"), mean=None, std=None, val=splits.get("val"), **options)
 
 
-_NAMES = ("digits", "cifar10", "cifar100")
+_NAMES = ("digits", *_CIFAR_MEAN_STD)
 _LOADERS_BY_KIND = {
     "audio": _load_audio,
     "segmentation": _load_masks,
@@ -437,5 +462,5 @@ _LOADERS_BY_KIND = {
 def _published_mean_std(train: AnyImageSet) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return the published statistics of a data set that its class names show to be CIFAR-10 or from ImageNet."""
     if train.shape == (3, 32, 32) and set(train.classes) == _CIFAR10_CLASSES:
-        return _CIFAR10_MEAN_STD
+        return _CIFAR_MEAN_STD["cifar10"]
     return _IMAGENET_MEAN_STD if all(map(_WORDNET_ID.fullmatch, train.classes)) else None

@@ -82,7 +82,7 @@ KEYWORD_HINTS = {
     "num_images": "The first so many images are n.",
     "steps": "The steps are part of the attack's name, such as attacks=['pgd-50'].",
 }
-"""What to use in place of a keyword that evaluate does not have, where its spelling does not tell."""
+"""What to use in place of a keyword that evaluate does not have, where did_you_mean cannot suggest it."""
 
 
 def evaluate(

@@ -117,7 +117,7 @@ class EvaluationProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """The seconds left, at least one until everything is done; None while too little work is done to tell."""
+        """The seconds left, at least one until everything is done; None while too little work is done to estimate it."""
         running = self._running_done
         done, left = self.work_done + running, self.work_left - running
         if done <= MIN_SHARE_FOR_ESTIMATE * (done + left):

@@ -129,7 +129,7 @@ def push_to_hub(
         license: The licence of the model for the card, such as "mit".
         message: The commit's message.
         revision: The branch to upload to.
-        replace_card: Also replace a README.md that the repository has, which somebody may have written.
+        replace_card: Also replace a README.md that the repository has, which may have been written by hand.
 
     Returns:
         The address of the commit.

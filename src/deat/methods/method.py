@@ -9,6 +9,7 @@ from deat.core.buffers import Budget
 from deat.core.game import Game
 from deat.core.inner_attack import InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
+from deat.core.measurements import Measurement
 from deat.core.move_order import Play
 from deat.core.training_losses import CrossEntropy, TrainingLoss
 from deat.errors import UsageError
@@ -41,6 +42,7 @@ class Method:
         probe: Which gradient is the magnitude l_X.
         summary: One line for listings and records. A method without one gets the first sentence of the docstring of the
             function that builds it, or of the file that defines it.
+        measurements: Further numbers of each epoch, for a schedule that reads them.
 
     Raises:
         UsageError: If a part is of another kind, or the schedule's lengths are absolute.
@@ -56,6 +58,7 @@ class Method:
     objective: TrainingLoss = field(default_factory=CrossEntropy)
     probe: MagnitudeProbe = field(default_factory=MagnitudeProbe)
     summary: str = field(default="", compare=False)
+    measurements: tuple[Measurement, ...] = ()
 
     def __post_init__(self) -> None:
         missing = [
@@ -146,7 +149,7 @@ def check_method_on_task(method: Method, task: Task) -> None:
 
 
 def check_method_on_threat(method: Method, threat: ThreatModel) -> None:
-    """Check that a method's play can be played against a threat model, before any work.
+    """Check that a method's play and attack are defined for a threat model, before any work.
 
     Args:
         method: The method.
@@ -156,6 +159,7 @@ def check_method_on_threat(method: Method, threat: ThreatModel) -> None:
         UsageError: A step of the play is not defined there; the message says why. A play has a method `check_threat`
             where it depends on the threat model.
     """
+    method.attack.check_threat(threat)
     if callable(check := getattr(method.play, "check_threat", None)):
         check(threat)
 
@@ -166,14 +170,22 @@ def _describe_part(part: object) -> str:
 
 
 def _to_json(value: Any) -> Any:
-    if isinstance(value, str | int | float | bool | None):
+    if isinstance(value, str | int | float | bool | list | None):
         return value
     if is_dataclass(value):
         parts = {f.name: getattr(value, f.name) for f in fields(value)}
         if isinstance(value, Schedule):
             parts = _record_lengths(value, parts)
-        if isinstance(value, InnerAttack) and not value.clamps_images:
-            del parts["carries_unclipped"]  # without effect, and older records do not have it
+        if isinstance(value, InnerAttack):
+            if not value.clamps_images:
+                del parts["carries_unclipped"]  # without effect, and older records do not have it
+            if not value.leaves_ball:
+                del parts["leaves_ball"]  # for the same reason
+            if value.start_radius == 1:
+                del parts["start_radius"]
+        if isinstance(value, Method):
+            names = [measurement.name for measurement in parts.pop("measurements")]
+            parts |= {"measurements": names} if names else {}  # as above
         kind = type(value).__name__
         recorded = {RECORDED_NAMES.get(name, name): _to_json(part) for name, part in parts.items()}
         return {"kind": RECORDED_NAMES.get(kind, kind), **recorded}

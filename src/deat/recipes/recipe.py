@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deat.data import list_datasets
+from deat.data.datasets import split_data_root
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.arguments import check_evaluation_arguments
 from deat.evaluation.attack_registry import get_attack
@@ -27,6 +28,9 @@ HELD_OUT_FRACTION, TEST_FRACTION = 0.1, 0.25
 """Guesses for the time left: numbers of held-out and of test images, as fractions of the training set."""
 ASSUMED_TEST_IMAGES = 10_000
 
+EVALUATED_WEIGHTS = ("best", "last", "averaged")
+"""Which weights of a run a recipe may evaluate."""
+
 RowBuilder = Callable[[str, str], "list[RecipeRow]"]
 """A function from a method's and a model's name to rows."""
 
@@ -36,7 +40,7 @@ class AttackRound:
     """One evaluation of a run.
 
     Args:
-        epoch: "best" or "last".
+        epoch: "best", "last" or "averaged".
         attacks: Names of the attacks.
         n: Number of test images; None for all.
     """
@@ -61,8 +65,9 @@ class EvaluationPlan:
 
     Args:
         attacks: Names of the attacks.
-        epoch: "best" evaluates the epoch chosen on held-out training images, and also the last one, without
-            AutoAttack. "last" evaluates the last epoch alone.
+        epoch: "best" evaluates the epoch chosen on held-out training images, "averaged" the averaged weights of
+            training with `ema`; both evaluate the last epoch too, without AutoAttack. "last" evaluates the last epoch
+            alone.
         n: Number of test images; None for all.
         aa_n: Number of test images for AutoAttack, where it is smaller. There is then no worst case over all attacks.
         aa_whole: Seeds for which AutoAttack runs on n images all the same.
@@ -80,8 +85,8 @@ class EvaluationPlan:
     block: int = DEFAULT_BLOCK_SIZE
 
     def __post_init__(self) -> None:
-        if self.epoch not in ("best", "last"):
-            raise unknown_name_error("epoch", self.epoch, ("best", "last"))
+        if self.epoch not in EVALUATED_WEIGHTS:
+            raise unknown_name_error("epoch", self.epoch, EVALUATED_WEIGHTS)
         check_evaluation_arguments([get_attack(name) for name in self.attacks], self.n, self.block)
         if self.aa_n is not None and self.aa_n < 1:
             raise UsageError(f"aa_n must be a number of images >= 1, not {self.aa_n}.")
@@ -100,7 +105,7 @@ class EvaluationPlan:
         has_own_aa_round = self.aa_n is not None and "aa" in self.attacks
         without_aa = tuple(name for name in self.attacks if name != "aa")
         rounds = {"": AttackRound(self.epoch, without_aa if has_own_aa_round else self.attacks, self.n)}
-        if self.epoch == "best":
+        if self.epoch != "last":
             rounds["last"] = AttackRound("last", without_aa, self.n)
         if has_own_aa_round:
             rounds["aa"] = AttackRound(self.epoch, ("natural", "aa"), self.n if seed in self.aa_whole else self.aa_n)
@@ -140,6 +145,8 @@ class RecipeRow:
             UsageError: If a setting, method or threat model is not accepted.
         """
         config = TrainConfig(**self.settings)
+        if self.evaluation.epoch == "averaged" and not config.ema:
+            raise UsageError("epoch=averaged evaluates the averaged weights, and ema is not set: add --set ema=0.995.")
         method = get_method(self.request.method, rules=self.request.rules)
         threat = read_requested_threat(self.request) or parse_threat(f"{self.request.norm or 'linf'}:1.0")
         configure_method(method, threat, **self.request.method_options).bind(threat, config.epochs)
@@ -224,6 +231,7 @@ class Recipe:
         data_name = data or self.data
         if data_name is None:
             raise UsageError(f"recipe {self.name} has no data set of its own: add --data folder:PATH.")
+        data_name, request["data_root"] = split_data_root(data_name, request.get("data_root"))
         pairs = [(_normalize_method_name(m), model) for model in models or self.models for m in methods or self.methods]
         rows = [row for method, model in pairs for row in self.row_builder(method, model)]
         rows = [replace(row, label=self._label_with_model(row)) for row in rows]

@@ -19,7 +19,7 @@ MASK_COLORS = (
     (213, 94, 0),
     (204, 121, 167),
 )
-"""The colours of classes in masks, which also people with colour blindness tell apart (Okabe and Ito)."""
+"""The colours of classes in masks; distinguishable with colour blindness (Okabe and Ito)."""
 
 
 def is_drawable(shape: tuple[int, ...]) -> bool:

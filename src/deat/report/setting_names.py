@@ -39,6 +39,8 @@ NAMES = {
     "method.ascent.persistent": "perturbation carried between batches",
     "method.ascent.carries_unclipped": "carried perturbation unclipped",
     "method.ascent.compact": "attack active images only",
+    "method.ascent.leaves_ball": "perturbation may leave the ball",
+    "method.ascent.start_radius": "radius of the start in eps",
     "method.objective.kind": "training objective",
     "method.probe.kind": "class of the probe of l_X",
     "method.probe.move": "move that measures l_X",

@@ -48,7 +48,7 @@ KEYWORD_HINTS = {
     "scheduler": "The learning rate over training is lr_schedule, such as 'cosine'.",
     "num_workers": "The processes that load data are workers.",
 }
-"""What to use in place of a keyword that fit does not have, where its spelling does not tell."""
+"""What to use in place of a keyword that fit does not have, where did_you_mean cannot suggest it."""
 NOT_SAVED_HINT = (
     "nothing was saved, since fit was given no folder: with checkpoints='some/folder' the same call resumes"
 )

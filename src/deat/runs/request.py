@@ -11,7 +11,7 @@ from torch import nn
 
 from deat.data import Augment, DataSplits, Source, load_data
 from deat.data.channel_stats import ChannelStats
-from deat.data.datasets import name_path_kind
+from deat.data.datasets import name_path_kind, split_data_root
 from deat.data.image_label_checks import check_dataset_size
 from deat.data.image_set import sample_slice, split_indices
 from deat.data.streaming import AnyImageSet
@@ -300,7 +300,8 @@ def resolve_request(
         DataError: The data are missing or damaged.
     """
     settings = {name: value for name, value in config_fields.items() if value is not None}
-    request = replace(request, data=name_path_kind(request.data))
+    data, data_root = split_data_root(name_path_kind(request.data), request.data_root)
+    request = replace(request, data=data, data_root=None if data_root is None else str(data_root))
     for name, known in PREPROCESSING_CHOICES.items():
         if getattr(request, name) not in known:
             raise unknown_name_error(name, getattr(request, name), known)

@@ -154,7 +154,7 @@ def recorded_init_hash(folder: Path) -> str | None:
 
 
 def is_trained_with_code(folder: Path, code: dict[str, str]) -> bool:
-    """Whether a run was trained with this version of the user's files; True where run.json does not tell."""
+    """Whether a run was trained with this version of the user's files; True if run.json does not record it."""
     try:
         return bool(read_run_json(folder).get("code", code) == code)
     except (OSError, ValueError, AttributeError, RecursionError):

@@ -1,5 +1,6 @@
 """Adversarial training in a loop of your own: one call plays a batch of any method over your model and optimiser."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from deat.models.output_objects import LogitsModel
 from deat.radius_checks import check_radius
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
+from deat.training.messages import explain_missing_growth
 from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
 from deat.utils.seeding import derive_seed
@@ -182,9 +184,10 @@ class AdversarialStep:
             engine=engine or Engine(device_of(inner)),
             pixel_scale=std,
             distributed=SINGLE,
+            measurements=self.method.measurements,
         )
         self.game.meter.distributed = _find_processes(device_of(inner))
-        self.schedule = self.method.bind(self.threat, epochs)
+        self.schedule, self.epochs = self.method.bind(self.threat, epochs), epochs
         self.epoch, self.history = 0, list[EpochRecord]()
         self._seed_starts()
         self._is_checked, self._has_begun = False, False
@@ -230,6 +233,8 @@ class AdversarialStep:
 
         Several processes must all call it; the record is over all of them.
 
+        A RuntimeWarning says, once and while it can be changed, that a k which should grow does not.
+
         Returns:
             The epoch's loss, accuracy and l_X.
 
@@ -242,6 +247,8 @@ class AdversarialStep:
         self.epoch, self._has_begun = self.epoch + 1, False
         self.history.append(record)
         self._budget = self.schedule.budget(self.state, self.epoch)
+        if message := explain_missing_growth(self.schedule, self.state, self.history, self.epochs):
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
         return record
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from deat.models.weights import unwrap_model
 from deat.training.epoch_records import EpochStats
 
 SIGNIFICANCE_LEVEL = 0.05
-"""From this p-value on, held-out images do not tell two epochs apart."""
+"""Two epochs are statistically indistinguishable on held-out images from this p-value on."""
 
 CHOICE_KEY = "best_epoch"
 """Where run.json has the choice."""
@@ -102,8 +102,8 @@ class ScoredEpoch:
         one, two = (int(epoch.correct.partition(":")[2] or "0", 16) for epoch in (self, other))  # type: ignore[union-attr]
         return mcnemar_p_value((one & ~two).bit_count(), (two & ~one).bit_count())
 
-    def is_told_apart_from(self, best: "ScoredEpoch") -> bool:
-        """Whether the held-out images tell this epoch apart from the most robust one; without verdicts they do."""
+    def is_distinguishable_from(self, best: "ScoredEpoch") -> bool:
+        """Whether the held-out images show a difference from the most robust epoch; True without verdicts to compare."""
         if self is best:
             return False
         p = self.p_value(best)
@@ -118,7 +118,7 @@ class BestChoice:
         epoch: The chosen epoch, from 0.
         natural: Its natural accuracy on held-out images; None without validation.
         robust: Its accuracy under attack; None without validation.
-        rule: "paired": of the epochs that held-out images do not tell apart from the most robust one, the best natural
+        rule: "paired": of the epochs that are statistically indistinguishable from the most robust one, the best natural
             accuracy decides, then the later epoch. "accuracy": the chosen epoch has no verdicts to compare, as in
             checkpoints of older versions, or the task's metric belongs to a whole set; the highest accuracy under attack
             decides. "natural": training without an adversary; natural accuracy decides. "last": without validation, the
@@ -187,18 +187,18 @@ class BestChoice:
 
 
 class BestEpoch:
-    """The best epoch of those that held-out images do not tell apart from the most robust one.
+    """The best epoch of those that are statistically indistinguishable from the most robust one.
 
     Robust accuracies on a few hundred images differ by chance. So the verdicts of two epochs are compared image by
-    image (exact McNemar test, 95 %). The epochs that are not told apart from the one with the highest robust accuracy
-    are equal; the best natural accuracy decides between them, then the later epoch.
+    image (exact McNemar test, 95 %). The epochs that are statistically indistinguishable from the one with the highest
+    robust accuracy count as equal; the best natural accuracy decides between them, then the later epoch.
 
-    The weights of one epoch are kept, since the choice is made while training proceeds. Every new epoch competes with
-    that one alone: both are compared with the most robust epoch so far, and of those that are not told apart from it
-    the better natural accuracy is kept. So the choice is always one of the epochs that are not told apart from the most
-    robust one of all, and cannot drift away from it by small steps. It need not have the best natural accuracy of these
+    Only the weights of one epoch are stored, since the choice is made while training proceeds. Every new epoch competes
+    with that one alone: both are compared with the most robust epoch so far, and of those that are indistinguishable
+    from it the one with the better natural accuracy is chosen. So the choice is always indistinguishable from the most
+    robust epoch of all, and cannot drift away from it by small steps. It need not have the best natural accuracy of these
     epochs: if a later epoch is so robust that it excludes the present choice, that later epoch is taken, although an
-    epoch in between, whose weights were not kept, may be better on natural images.
+    epoch in between, whose weights were not stored, may be better on natural images.
 
     An epoch whose natural accuracy is not above chance never beats one that is: a constant answer looks robust on few
     images. NaN counts as the lowest score. Without verdicts, the highest robust accuracy wins, then the natural one,
@@ -264,7 +264,7 @@ class BestEpoch:
             most_robust_accuracy=top.robust,
             most_robust_natural=top.natural,
             p_value=p_value,
-            indistinguishable=tuple(dict.fromkeys(s.epoch for s in self.scored if not s.is_told_apart_from(top))),
+            indistinguishable=tuple(dict.fromkeys(s.epoch for s in self.scored if not s.is_distinguishable_from(top))),
             averaged=best.averaged,
             most_robust_averaged=top.averaged,
         )
@@ -318,9 +318,9 @@ class BestEpoch:
     def _is_better(self, new: ScoredEpoch, chosen: ScoredEpoch) -> bool:
         if self.robust:
             top = max(self.scored, key=lambda scored: scored.robust_key)
-            if new.is_told_apart_from(top):
+            if new.is_distinguishable_from(top):
                 return False
-            if chosen.is_told_apart_from(top):
+            if chosen.is_distinguishable_from(top):
                 return True
         return new.natural_key > chosen.natural_key
 

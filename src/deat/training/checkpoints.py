@@ -401,7 +401,7 @@ def _is_best_epoch(trainer: Trainer) -> bool:
 
 
 def _position(trainer: Trainer) -> tuple[int, int, int]:
-    """Return the position of training; backprops tell an epoch from its repetition after a rollback."""
+    """Return the position of training; backprops distinguish an epoch from its repetition after a rollback."""
     return trainer.epoch, trainer.step, trainer.game.cost.backprops
 
 

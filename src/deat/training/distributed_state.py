@@ -77,7 +77,7 @@ def _select_own_sums(saved: list[dict[str, list[float]]], rank: int, size: int) 
     own = saved[rank::size]
     sums = [sum(column) for column in zip(*(part["sums"] for part in own), strict=True)]
     common, active = saved[0]["counts"][:3], sum(part["counts"][3] for part in own)
-    return {"sums": sums or [0.0] * 4, "counts": [*common, active]}
+    return {"sums": sums or [0.0] * len(saved[0]["sums"]), "counts": [*common, active]}
 
 
 def _interleave_rows(parts: list[Tensor]) -> Tensor:

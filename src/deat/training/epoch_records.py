@@ -52,6 +52,7 @@ class EpochStats:
         train_robust: Accuracy on training images under attack; None in epochs without an attack, and in older runs.
         ema_natural: Accuracy of the averaged weights on held-out images; None without an average.
         ema_robust: Their accuracy on held-out images under attack; None without an average.
+        measured: The means of the method's measurements, by name; None for a method without any.
     """
 
     epoch: int
@@ -79,6 +80,7 @@ class EpochStats:
     train_robust: float | None = None
     ema_natural: float | None = None
     ema_robust: float | None = None
+    measured: dict[str, float] | None = None
 
 
 def get_training_images(k: int, method: Mapping[str, Any] | None) -> TrainingImages:

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval
 from deat.evaluation.sanity import are_probabilities
+from deat.schedules import Schedule, ScheduleState
 from deat.utils.anonymize_paths import restore_user_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.text import format_eps, quote_for_shell
@@ -32,6 +33,9 @@ DOMINANT_CLASS_FACTOR = 1.5
 
 LARGE_NATURAL_DROP = 0.3
 """A fall of natural accuracy to the best epoch that calls for a remark."""
+
+EARLIEST_EPOCH_TO_TELL = 4
+"""How many epochs are finished before anything is said about a k that does not grow."""
 
 
 def find_output_problems(outputs: Tensor, num_classes: int) -> list[str]:
@@ -72,20 +76,41 @@ def collect_start_notes(trainer: "Trainer") -> list[str]:
 
 
 def describe_missing_growth(trainer: "Trainer") -> str | None:
-    """Say once, while it can still be changed, that k has not grown: after a third of the epochs, but not before the fourth.
+    """Say once, while it can still be changed, that k has not grown; see `explain_missing_growth`."""
+    return explain_missing_growth(trainer.schedule, trainer.state, _epoch_records(trainer), trainer.config.epochs)
+
+
+def explain_missing_growth(
+    schedule: Schedule, state: ScheduleState, records: Sequence[EpochRecord], epochs: int
+) -> str | None:
+    """Say once, while it can still be changed, that k has not grown.
+
+    That is after a third of the epochs, or already after the fourth one where k is unlikely ever to grow.
+
+    Args:
+        schedule: The schedule.
+        state: Its state after the last finished epoch.
+        records: The records of all finished epochs.
+        epochs: The number of epochs of the training.
 
     Returns:
         The message after that epoch; None after the others, or if k grew or does not depend on training.
     """
-    epochs = trainer.config.epochs
-    if trainer.epoch != max(4, -(-epochs // 3)) or trainer.epoch >= epochs:
+    num_done, third = len(records), max(EARLIEST_EPOCH_TO_TELL, -(-epochs // 3))
+    if num_done not in (EARLIEST_EPOCH_TO_TELL, third) or num_done >= epochs:
         return None
-    reason = trainer.schedule.explain_no_growth(trainer.state, _epoch_records(trainer))
-    return reason and f"after {trainer.epoch} of {epochs} epochs {reason}"
+    is_told_early = schedule.is_stuck(state, records[:EARLIEST_EPOCH_TO_TELL])
+    if num_done != (EARLIEST_EPOCH_TO_TELL if is_told_early else third):
+        return None
+    reason = schedule.explain_no_growth(state, records)
+    return reason and f"after {num_done} of {epochs} epochs {reason}"
 
 
 def _epoch_records(trainer: "Trainer") -> list[EpochRecord]:
-    return [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
+    return [
+        EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples, measured=s.measured or {})
+        for s in trainer.history
+    ]
 
 
 def collect_result_notes(trainer: "Trainer") -> list[str]:

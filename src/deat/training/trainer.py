@@ -151,6 +151,7 @@ class Trainer:
             engine=self.engine,
             pixel_scale=_input_scale(self.model, train.shape),
             distributed=distributed,
+            measurements=method.measurements,
             check_inputs=False,  # sources check their data once
         )
         self.average = WeightAverage(self.model, config.ema) if config.ema else None
@@ -492,6 +493,7 @@ class Trainer:
             val_loss=scores.loss if scores else None,
             ema_natural=average.natural if average else None,
             ema_robust=average.robust if average else None,
+            measured=dict(record.measured) or None,
         )
         return separate_training_accuracy(stats, self.method.describe())
 

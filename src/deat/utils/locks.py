@@ -2,7 +2,7 @@
 
 The lock itself is that of `filelock` (`lock_descriptor`: flock, or LockFileEx on Windows). Its class `FileLock`, which
 also opens the file, is not used. It accepts a file with a second hard link, through which deat would write the holder's
-name elsewhere. And it detects that a lock file was removed by the file's link count alone, which says nothing on NFS.
+name elsewhere. And it detects that a lock file was removed by the file's link count alone, which is not reliable on NFS.
 """
 
 import json
@@ -128,7 +128,7 @@ def lock_with_holder(path: Path, target: Path, log: MessageHandler = ignore_mess
             raise CheckpointError(f"cannot write to {str(target)!r}: {error.strerror}. Choose another --out.") from None
         if former := _describe_holder(path):
             log(f"{former} did not remove its lock; this process takes it over")
-        with suppress(OSError):  # on a full disk, the file names nobody
+        with suppress(OSError):  # on a full disk, the file has no owner's name
             os.ftruncate(fd, 0)
             os.write(fd, json.dumps({"pid": os.getpid(), "host": _hash_host(), "since": int(time.time())}).encode())
         yield

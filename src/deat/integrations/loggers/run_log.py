@@ -1,4 +1,4 @@
-"""Tells loggers of a training: a callback that never stops it, whatever a tool does."""
+"""The callback that passes a training's metrics to its loggers; a logger's failure never stops the training."""
 
 import json
 import sys

@@ -1,0 +1,67 @@
+"""Robust accuracy against backprops: one-step, replaying and crafting methods at equal budgets, on CIFAR-10.
+
+The budgets are 16 and 32 backprops for each image. A method trains for as many epochs as it can afford; for M+, whose
+k is not known in advance, this is estimated by the mean of its fewest and its most backprops. The other settings are
+those of the FAST setup: one triangle 0 -> 0.1 -> 0, batches of 128, weight decay 5e-4, all 50,000 images, bf16. Weights
+are averaged with a decay of 0.995, and both the averaged and the last weights are evaluated, so that no image chooses
+between them. DEAT-3 has two rows more, with a label smoothing of 0.1. AutoAttack runs on the averaged weights and 500
+images. The rule set is `default`, with each method's own step sizes.
+"""
+
+from dataclasses import replace
+
+from deat.methods import Method, get_method
+from deat.recipes.cifar10_fast import FAST_CONFIG
+from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
+from deat.runs.request import Request
+from deat.threat import Linf
+from deat.training.cost_estimate import backprop_bounds
+
+BUDGETS = (16, 32)
+"""Backprops for each image."""
+THREAT = Linf(8 / 255)
+
+
+@register_recipe(
+    "front",
+    paper="none, robustness per backprop",
+    rules="default",
+    data="cifar10",
+    models=("preact_resnet8",),
+    methods=("deat-3", "free-4", "m+deat", "fgsm", "pgd-7", "free-8", "awp+deat-3", "g+deat-3"),
+    seeds=(0, 1, 2),
+)
+def front(method: str, model: str) -> list[RecipeRow]:
+    """Robust accuracy at equal backprops, with averaged weights beside the last ones."""
+    resolved = get_method(method, rules="default")
+    request = Request(model=model, method=method, norm="linf", eps=THREAT.eps, held_out=0)
+    plan = EvaluationPlan(("natural", "pgd-20", "aa"), epoch="averaged", n=2000, aa_n=500)
+    rows = []
+    for budget in BUDGETS:
+        settings = {**FAST_CONFIG, "epochs": count_epochs(resolved, budget), "ema": 0.995}
+        rows.append(RecipeRow(f"{resolved.name} at {budget}", request, settings, plan))
+        if resolved.name == "deat-3":
+            smoothed = {**settings, "label_smoothing": 0.1}
+            rows.append(replace(rows[-1], label=f"{resolved.name} smoothed at {budget}", settings=smoothed))
+    return rows
+
+
+def count_epochs(method: Method, budget: int) -> int:
+    """Count the epochs that a method can train for.
+
+    Args:
+        method: The training method.
+        budget: Backprops for each image.
+
+    Returns:
+        The largest number of epochs whose expected backprops are within the budget, at least 1.
+    """
+
+    def expected_backprops(epochs: int) -> float:
+        """The mean of the fewest and the most backprops of a training."""
+        return sum(backprop_bounds(method, method.bind(THREAT, epochs), epochs)) / 2
+
+    epochs = 1
+    while expected_backprops(epochs + 1) <= budget:
+        epochs += 1
+    return epochs
