@@ -21,9 +21,9 @@ from torch import Tensor, nn
 import deat
 from deat.core.buffers import Budget
 from deat.core.inner_attack import FIRST_GRADIENT_SCALE, DeltaScale
-from deat.core.loss_terms import kl_divergence
 from deat.data import Augment
 from deat.data.streaming import AnyImageSet
+from deat.tasks.loss_terms import kl_divergence
 from deat.version import get_versions
 
 NETWORK, EPOCHS, TRAINED, ASKED, BATCH = "preact_resnet8", 4, 14_000, 1_024, 128

@@ -3,63 +3,114 @@
 Adversarial training whose number of attack steps adapts during training.
 """
 
-from deat import core, errors, schedules, tasks
-from deat.core import (
-    Budget,
-    Buffers,
-    Craft,
-    CrossEntropy,
-    EpochRecord,
-    FreezeRule,
-    Game,
-    GradientPenalty,
-    InnerAttack,
-    LossOutput,
-    MagnitudeProbe,
-    Mart,
-    Measurement,
-    Objective,
-    Play,
-    Relay,
-    Replay,
-    Trades,
-    TrainingLoss,
-    WeightPerturbation,
-)
-from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source, as_source, load_data
-from deat.engine.engine import Engine
-from deat.evaluation.adversarial_examples import AdversarialExamples
-from deat.evaluation.attacks import Attack
-from deat.evaluation.bound_attack import BoundAttack, attack
-from deat.evaluation.evaluator import evaluate
-from deat.evaluation.results import Evaluation, load_evaluation
-from deat.evaluation.verified_attack import AttackLike
-from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
-from deat.methods import Method, RuleSet, awp, friendly, get_method, gplus, mplus, register_method
-from deat.methods.configure import configure_method
-from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
-from deat.models.export_network import ExportedFile
-from deat.runs.attack_images import AttackedImage, AttackedImages, attack_images
-from deat.runs.export import export
-from deat.runs.fit import fit
-from deat.runs.predict import Prediction, predict
-from deat.runs.saved_run import SavedRun, load_run
-from deat.schedules import Schedule, ScheduleState
-from deat.threat import L1, L2, Linf, ThreatModel, Union
-from deat.training.adversarial_step import AdversarialStep, StepResult
-from deat.training.best_epoch import BestChoice
-from deat.training.callbacks import Callback
-from deat.training.checkpoints import Checkpoints
-from deat.training.config import TrainConfig
-from deat.training.epoch_records import EpochStats, EpochTiming
-from deat.training.make_trainer import make_trainer
-from deat.training.optimizers import OptimizerFactory
-from deat.training.overfit_watch import OverfitWatch
-from deat.training.train_result import TrainResult
-from deat.training.trainer import Trainer
-from deat.utils.distributed import Distributed
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from deat.version import VERSION
 from deat.write_report import WrittenReport, report
+
+if TYPE_CHECKING:
+    from deat import core, errors, schedules, tasks
+    from deat.core import (
+        Budget,
+        Buffers,
+        Craft,
+        CrossEntropy,
+        EpochRecord,
+        FreezeRule,
+        Game,
+        GradientAlignment,
+        GradientPenalty,
+        InnerAttack,
+        LossOutput,
+        MagnitudeProbe,
+        Mart,
+        Measurement,
+        Objective,
+        Play,
+        Relay,
+        RememberStarts,
+        Replay,
+        StartConsistency,
+        Trades,
+        TrainingLoss,
+        WeightPerturbation,
+    )
+    from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source, as_source, load_data
+    from deat.engine.engine import Engine
+    from deat.evaluation.adversarial_examples import AdversarialExamples
+    from deat.evaluation.attacks import Attack
+    from deat.evaluation.evaluator import evaluate
+    from deat.evaluation.results import Evaluation, load_evaluation
+    from deat.evaluation.standalone_attack import BoundAttack, attack
+    from deat.evaluation.verified_attack import AttackLike
+    from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
+    from deat.methods import Method, RuleSet, awp, friendly, get_method, gplus, mplus, register_method
+    from deat.methods.configure import configure_method
+    from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
+    from deat.models.export_network import ExportedFile
+    from deat.runs.attack_images import AttackedImage, AttackedImages, attack_images
+    from deat.runs.export import export
+    from deat.runs.fit import fit
+    from deat.runs.predict import Prediction, predict
+    from deat.runs.saved_run import SavedRun, load_run
+    from deat.schedules import Schedule, ScheduleState
+    from deat.threat import L1, L2, Linf, ThreatModel, Union
+    from deat.training.adversarial_step import AdversarialStep, StepResult
+    from deat.training.best_epoch import BestChoice
+    from deat.training.callbacks import Callback
+    from deat.training.checkpoints import Checkpoints
+    from deat.training.config import TrainConfig
+    from deat.training.epoch_records import EpochStats, EpochTiming
+    from deat.training.make_trainer import make_trainer
+    from deat.training.optimizers import OptimizerFactory
+    from deat.training.overfit_watch import OverfitWatch
+    from deat.training.train_result import TrainResult
+    from deat.training.trainer import Trainer
+    from deat.utils.distributed import Distributed
+
+_NAMES_BY_MODULE = {
+    "core": (
+        "Budget Buffers Craft CrossEntropy EpochRecord FreezeRule Game GradientAlignment GradientPenalty "
+        "InnerAttack LossOutput MagnitudeProbe Mart Measurement Objective Play Relay RememberStarts Replay "
+        "StartConsistency Trades TrainingLoss WeightPerturbation"
+    ),
+    "data": "Augment DataLike DataSplits ImageSet LazyImages Source as_source load_data",
+    "engine.engine": "Engine",
+    "evaluation.adversarial_examples": "AdversarialExamples",
+    "evaluation.attacks": "Attack",
+    "evaluation.evaluator": "evaluate",
+    "evaluation.results": "Evaluation load_evaluation",
+    "evaluation.standalone_attack": "BoundAttack attack",
+    "evaluation.verified_attack": "AttackLike",
+    "integrations.hub": "from_pretrained pull_from_hub push_to_hub save_pretrained",
+    "methods": "Method RuleSet awp friendly get_method gplus mplus register_method",
+    "methods.configure": "configure_method",
+    "models": "Normalize add_normalization build_model load_weights register_model save_weights",
+    "models.export_network": "ExportedFile",
+    "runs.attack_images": "AttackedImage AttackedImages attack_images",
+    "runs.export": "export",
+    "runs.fit": "fit",
+    "runs.predict": "Prediction predict",
+    "runs.saved_run": "SavedRun load_run",
+    "schedules": "Schedule ScheduleState",
+    "threat": "L1 L2 Linf ThreatModel Union",
+    "training.adversarial_step": "AdversarialStep StepResult",
+    "training.best_epoch": "BestChoice",
+    "training.callbacks": "Callback",
+    "training.checkpoints": "Checkpoints",
+    "training.config": "TrainConfig",
+    "training.epoch_records": "EpochStats EpochTiming",
+    "training.make_trainer": "make_trainer",
+    "training.optimizers": "OptimizerFactory",
+    "training.overfit_watch": "OverfitWatch",
+    "training.train_result": "TrainResult",
+    "training.trainer": "Trainer",
+    "utils.distributed": "Distributed",
+}
+"""The public names of each module, which is imported when one of them is first used: a program uses few of them."""
+_MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __version__ = VERSION
 
@@ -92,6 +143,7 @@ __all__ = [
     "ExportedFile",
     "FreezeRule",
     "Game",
+    "GradientAlignment",
     "GradientPenalty",
     "ImageSet",
     "InnerAttack",
@@ -109,12 +161,14 @@ __all__ = [
     "Play",
     "Prediction",
     "Relay",
+    "RememberStarts",
     "Replay",
     "RuleSet",
     "SavedRun",
     "Schedule",
     "ScheduleState",
     "Source",
+    "StartConsistency",
     "StepResult",
     "ThreatModel",
     "Trades",
@@ -158,3 +212,19 @@ __all__ = [
     "schedules",
     "tasks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name, or a module of deat, when it is first used."""
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"deat.{_MODULE_OF[name]}"), name)
+    elif not name.startswith("_") and find_spec(f"deat.{name}"):
+        value = import_module(f"deat.{name}")
+    else:
+        raise AttributeError(f"module 'deat' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -90,7 +90,12 @@ def unknown_name_error(
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:
-    """Return the sentence "Did you mean ...?" with the most similar names, or "" if none is similar."""
+    """Return the sentence "Did you mean ...?" with the most similar names, or "" if none is similar.
+
+    Args:
+        value: What was given.
+        known: The names that are accepted.
+    """
     similar = get_close_matches(value.lower(), list(known), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 

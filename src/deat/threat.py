@@ -51,7 +51,18 @@ class FeatureValues:
 
     @classmethod
     def of(cls, name: str, values: Any) -> "FeatureValues":
-        """Make them of a number, a list, an array, a tensor, or the part of a record."""
+        """Make them of a number, a list, an array, a tensor, or the part of a record.
+
+        Args:
+            name: What the numbers are, for messages.
+            values: The numbers.
+
+        Returns:
+            The numbers.
+
+        Raises:
+            UsageError: The values are no numbers.
+        """
         if isinstance(values, FeatureValues):
             return values
         try:
@@ -66,7 +77,11 @@ class FeatureValues:
         return cls(tuple(tensor.flatten().tolist()), tuple(tensor.shape))
 
     def like(self, examples: Tensor) -> Tensor:
-        """Return the numbers as a tensor of the examples' device and dtype. It is made once, and then kept."""
+        """Return the numbers as a tensor of the examples' device and dtype. It is made once, and then kept.
+
+        Args:
+            examples: The examples, (B, ...).
+        """
         key = examples.device, examples.dtype
         if key not in self._tensors:
             self._tensors[key] = torch.tensor(self.values, dtype=key[1], device=key[0]).view(self.shape)
@@ -174,17 +189,30 @@ class ThreatModel(ABC):
                     "for each feature."
                 )
 
+    def describe_fixed(self) -> tuple[int, int]:
+        """Return how many of the numbers in `mutable` are features that cannot change, and how many there are."""
+        values = self.mutable.values if isinstance(self.mutable, FeatureValues) else ()
+        return len(values) - round(sum(values)), len(values)
+
     def _feature_values(self) -> dict[str, FeatureValues]:
         values = {"scale": self.scale, "mutable": self.mutable}
         return {name: value for name, value in values.items() if isinstance(value, FeatureValues)}
 
     @abstractmethod
     def norm(self, delta: Tensor) -> Tensor:
-        """Return the norm of each perturbation, (B,), in units of the scale."""
+        """Return the norm of each perturbation, (B,), in units of the scale.
+
+        Args:
+            delta: The perturbations, (B, ...).
+        """
 
     @abstractmethod
     def dual_norm(self, grad: Tensor) -> Tensor:
-        """Return the dual norm of each gradient, (B,): the largest slope along an allowed step of norm 1."""
+        """Return the dual norm of each gradient, (B,): the largest slope along an allowed step of norm 1.
+
+        Args:
+            grad: The gradients, (B, ...).
+        """
 
     @abstractmethod
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
@@ -239,10 +267,18 @@ class ThreatModel(ABC):
 
     @abstractmethod
     def sign_scale(self, n: int) -> float:
-        """Return the size of each coordinate of a vector of n signs that has norm eps."""
+        """Return the size of each coordinate of a vector of n signs that has norm eps.
+
+        Args:
+            n: How many coordinates the vector has.
+        """
 
     def clip_to_box(self, x: Tensor) -> Tensor:
-        """Return inputs with every value clamped to the box."""
+        """Return inputs with every value clamped to the box.
+
+        Args:
+            x: The inputs, (B, ...).
+        """
         return x if self.box is None else x.clamp(*self.box)
 
     def project_to_box(self, x: Tensor, delta: Tensor) -> Tensor:
@@ -317,6 +353,9 @@ class ThreatModel(ABC):
         """Return the radius at which all n pixels of any image can become grey, so that all images look the same.
 
         It is infinite where no radius does that: without a box, or with fixed features.
+
+        Args:
+            n: How many pixels an image has, over all channels.
         """
         if self.box is None or self.mutable is not None:
             return math.inf
@@ -645,15 +684,32 @@ class Union(ThreatModel):
         return BallPerExample(self, ball)
 
     def draw_balls(self, count: int, generator: Generator | None, device: torch.device) -> Tensor:
-        """Draw the number of a ball, all equally likely, for each of `count` examples."""
+        """Draw the number of a ball, all equally likely, for each of `count` examples.
+
+        Args:
+            count: How many examples there are.
+            generator: The source of the draws; None for torch's own.
+            device: Where the result is.
+
+        Returns:
+            The numbers, (count,) int64.
+        """
         return torch.randint(len(self.threats), (count,), generator=generator, device=device)
 
     def steepest(self, grad: Tensor) -> Tensor:
-        """Return the number of the ball with the largest first-order rise, eps times the dual norm, (B,)."""
+        """Return the number of the ball with the largest first-order rise, eps times the dual norm, (B,).
+
+        Args:
+            grad: The gradients, (B, ...).
+        """
         return self._rises(grad).argmax(0)
 
     def nearest(self, delta: Tensor) -> Tensor:
-        """Return the number of the ball that each perturbation is deepest inside of, or least outside of, (B,)."""
+        """Return the number of the ball that each perturbation is deepest inside of, or least outside of, (B,).
+
+        Args:
+            delta: The perturbations, (B, ...).
+        """
         return self._depths(delta).argmin(0)
 
     def _rises(self, grad: Tensor) -> Tensor:
@@ -868,6 +924,9 @@ def build_threat(description: Mapping[str, Any]) -> ThreatModel:
     Args:
         description: What `ThreatModel.describe` returned.
 
+    Returns:
+        The threat model.
+
     Raises:
         KeyError, TypeError, ValueError: The description is damaged.
     """
@@ -883,6 +942,9 @@ def format_threat(threat: ThreatModel | Mapping[str, Any], *, with_rule: bool = 
     Args:
         threat: The threat model, or what its `describe` returned.
         with_rule: Whether to name the rule of a union, which training follows and evaluation does not.
+
+    Returns:
+        The text.
     """
     description = threat.describe() if isinstance(threat, ThreatModel) else threat
     if "threats" in description:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import deat
+from deat.core.measurements import FIRST_LOSS, LARGEST_RISE
 from deat.errors import Interrupted, UsageError
 from deat.methods import list_methods
 from deat.training.checkpoints import Checkpoints
@@ -21,6 +22,17 @@ PER_EPOCH = 2
 """Batches in an epoch of trainer_of's images, a quarter of them held out."""
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Measuring(deat.schedules.Fixed):
+    """A schedule that needs what the method measures."""
+
+    def observe(self, state: dict[str, float], record: deat.EpochRecord) -> dict[str, float]:
+        return {**super().observe(state, record), "first": record.measured["first_loss"]}
+
+    def bounding_record(self, epoch: int, epochs: int, grows: bool) -> deat.EpochRecord:
+        return replace(super().bounding_record(epoch, epochs, grows), measured={"first_loss": 1.0})
+
+
 def persistent(name: str) -> deat.Method:
     method = deat.get_method(name)
     return replace(method, attack=replace(method.attack, persistent=True))
@@ -29,6 +41,9 @@ def persistent(name: str) -> deat.Method:
 METHODS = {
     **{name: deat.get_method(name) for name in list_methods() + EXTRAS},
     "persistent m+deat": persistent("m+deat"),
+    "measured": deat.Method(
+        "measured", deat.Replay(), Measuring(k=2, alpha_eps=1.0), measurements=(FIRST_LOSS, LARGEST_RISE)
+    ),
 }
 
 
@@ -45,6 +60,8 @@ def everything(trainer: deat.Trainer) -> list[object]:
     tensors |= {f"best.{name}": value for name, value in trainer.best.snapshot.weights.items()}
     if trainer.game.carried_delta is not None:
         tensors["carry"] = trainer.game.carried_delta
+    if trainer.game.start_memory is not None:
+        tensors |= trainer.game.start_memory.state_dict()
     bits = {name: value.numpy().tobytes() for name, value in tensors.items()}
     return [bits, trainer.state, [json.dumps(asdict(stats)) for stats in trainer.history], vars(trainer.game.cost)]
 

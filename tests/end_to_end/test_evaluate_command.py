@@ -325,8 +325,8 @@ def test_precision_and_engine_reach_the_judge(run: Path, capsys: pytest.CaptureF
     judged = ["evaluate", str(run), "--attacks", "natural", "--n", "20", "--device", "cpu"]
     assert main([*judged, "--precision", "fp32", "--engine", "eager", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["precision"] == "fp32"
-    assert main([*judged, "--precision", "bf16"]) == 2
-    assert "bf16 need a CUDA device" in capsys.readouterr().err
+    assert main([*judged, "--precision", "fp16"]) == 2
+    assert "fp16 need a CUDA device" in capsys.readouterr().err
     for engine in ("graph", "compile"):
         assert main([*judged, "--engine", engine]) == 2
         assert f"engine '{engine}' needs a CUDA device" in capsys.readouterr().err

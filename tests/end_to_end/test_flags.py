@@ -15,7 +15,7 @@ from deat.cli.import_export import ExportCommand, ImportCommand
 from deat.cli.list import ListCommand
 from deat.cli.main import COMMANDS as COMMAND_TYPES
 from deat.cli.main import main
-from deat.cli.predict import AttackCommand, PredictCommand
+from deat.cli.predict_and_attack import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand

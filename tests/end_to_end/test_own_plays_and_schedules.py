@@ -10,6 +10,7 @@ import pytest
 import deat
 from deat.cli.main import main
 from deat.methods import method_registry
+from deat.training.cost_estimate import backprop_bounds
 
 PAGE = (Path(__file__).parents[2] / "docs/own-plays-and-schedules.md").read_text()
 BATCHES = 10
@@ -20,9 +21,9 @@ SMALL = ["--epochs", "4", "--batch-size", "128", "--test-images", "0", "--baseli
 def _in_a_folder_with_both_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(method_registry, "_METHODS", dict(method_registry._METHODS))
-    play, _, schedule, *_ = (block.split("```")[0] for block in PAGE.split("```python\n")[1:])
-    Path("own_play.py").write_text(play)
-    Path("own_schedule.py").write_text(schedule)
+    blocks = [block.split("```")[0] for block in PAGE.split("```python\n")[1:]]
+    for name, number in (("own_play.py", 0), ("own_schedule.py", 2), ("own_steps.py", 5)):
+        Path(name).write_text(blocks[number])
 
 
 def history(folder: str) -> list[dict]:
@@ -70,6 +71,23 @@ def test_the_schedule_follows_the_epoch_and_the_records():
         ks.append(plateau.budget(state, epoch).k)
         state = json.loads(json.dumps(plateau.observe(state, deat.EpochRecord(epoch, loss, 0.5, 1.0, 10))))
     assert ks == [0, 1, 1, 1, 2, 2, 3, 3]
+
+
+def test_the_cost_of_a_schedule_that_reads_measurements_is_estimated(capsys):
+    assert main(["train", "--method", "own_steps.py:CONVERGED", *SMALL, "--dry-run"]) == 0
+    assert "dry run" in capsys.readouterr().out
+    method = deat.get_method("own_steps.py:CONVERGED")
+    assert backprop_bounds(method, method.bind(deat.Linf(0.1), 4), 4) == (4 * 2, 2 + 3 + 4 + 5)
+
+
+def test_k_follows_what_is_measured_both_ways():
+    schedule = deat.get_method("own_steps.py:CONVERGED").bind(deat.Linf(0.1), 9)
+    state, ks = schedule.init(), []
+    for epoch, reached in enumerate([0.5, 0.9, 0.98, 0.995, 0.999, 0.999, 1.0]):
+        ks.append(schedule.budget(state, epoch).k)
+        measured = {"reached_rise": 3 * reached, "largest_rise": 3.0}
+        state = schedule.observe(state, deat.EpochRecord(epoch, 1.0, 0.5, 1.0, 10, measured=measured))
+    assert ks == [1, 2, 3, 3, 2, 1, 1]
 
 
 @pytest.mark.promise("P112")

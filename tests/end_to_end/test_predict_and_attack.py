@@ -13,7 +13,7 @@ import torch
 import deat
 from deat.cli.main import main
 from deat.errors import DataError, UsageError
-from deat.evaluation.rounding import round_to_8_bits
+from deat.evaluation.image_rounding import round_to_8_bits
 
 EPS = 0.15
 

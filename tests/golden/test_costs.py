@@ -8,7 +8,16 @@ from helpers.games import trainer_of
 from helpers.guards import BackwardCounter
 from helpers.nets import conv_net, learnable
 
-TABLE = {"fgsm": 20, "pgd-7": 80, "free-4": 40, "free-8": 80, "deat-3": 22, "n-fgsm": 20}
+TABLE = {
+    "fgsm": 20,
+    "pgd-7": 80,
+    "free-4": 40,
+    "free-8": 80,
+    "deat-3": 22,
+    "n-fgsm": 20,
+    "fgsm-pgi": 20,
+    "gradalign": 40,
+}
 
 
 def ks(name: str, epochs: int, rules: str = "default", accuracy: float = 0.5, magnitude: float = 1.0) -> list[int]:
@@ -66,6 +75,18 @@ def test_paper_amata_reaches_10():
     steps = ks("amata-2-10", 50)
     assert (steps[0], steps[-1], max(steps)) == (2, 10, 10)
     assert steps == sorted(steps)
+
+
+def test_fgsm_pgi_executes_two_passes_to_its_step_and_four_in_its_update():
+    history = trainer_of("fgsm-pgi", data=learnable(12), batch_size=6, epochs=1).fit().history
+    assert history[-1].backprops == 2 * 2
+    assert history[-1].passes == 2 * 6
+
+
+def test_gradalign_executes_four_passes_of_fgsm_and_six_of_its_penalty():
+    history = trainer_of("gradalign", data=learnable(12), batch_size=6, epochs=1).fit().history
+    assert history[-1].backprops == 2 * 4
+    assert history[-1].passes == 2 * 10
 
 
 def test_trades_executes_24_passes_and_one_for_its_clean_logits():

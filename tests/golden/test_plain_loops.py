@@ -1,7 +1,7 @@
 """Whole trainings equal plain loops in float64, written from the papers and the released code and not from deat's."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -75,9 +75,11 @@ class Loop:
     awp: float = 0.0
     noise: float = 1.0
     bound: float = 1.0
+    resets: int = 0
     released: bool = False
     net: nn.Module = field(default_factory=lambda: conv_net(batch_norm=True).double())
     seen: list[tuple[float, ...]] = field(default_factory=list)
+    memory: dict[bytes, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def ask(self, x: Tensor) -> Tensor:
         return self.net((x - MEAN_) / STD_)
@@ -88,7 +90,7 @@ class Loop:
             k, size, threshold = self.steps.k, self.steps.size(), self.steps.threshold
             found = [self.play(x.double(), y, t, i, k, size) for i, (x, y) in enumerate(batches)]
             loss, hits, moved = (sum(row[i] for row in found) for i in (0, 1, 3))
-            last = self.released and self.loss != "ce"
+            last = self.released and self.loss in ("trades", "mart")
             magnitude = found[-1][2] if last else sum(row[2] for row in found)
             self.seen.append((k, size, loss / 24, hits / 24, magnitude, threshold or 0.0, moved))
             self.steps.grow(self.steps, t, magnitude, hits / 24)
@@ -96,6 +98,16 @@ class Loop:
     def play(self, x: Tensor, y: Tensor, t: int, i: int, k: int, size: float) -> tuple[float, int, float, int]:
         draw = torch.Generator().manual_seed(derive_seed(0, "start", t, i))
         delta = self.begin(x, draw) if k or self.released else torch.zeros_like(x)
+        if self.resets and t % self.resets:
+            remembered = [self.memory[image.numpy().tobytes()] for image in x]
+            starts, self.momentum = (torch.stack([row[i] for row in remembered]) for i in (0, 1))
+            delta = clipped(x, EPS * starts)
+        else:
+            self.momentum = torch.zeros_like(x)
+        self.begun = delta
+        if self.penalty == "alignment":
+            drawn = torch.rand(len(x), x[0].numel(), generator=draw, dtype=x.dtype)
+            self.noise_of_batch = clipped(x, EPS * (2 * drawn.view_as(x) - 1))
         delta, magnitude, moved = self.craft(x, y, delta, t, k, size) if self.family == "craft" else (delta, 0.0, 0)
         for last in self.passes(k):
             variable = delta.clone().requires_grad_()
@@ -104,7 +116,7 @@ class Loop:
             options = {"retain_graph": True, "create_graph": self.penalty == "curvature", "allow_unused": True}
             slope, costate = torch.autograd.grad(loss, [variable, layer], **options)
             if last and self.penalty:
-                loss = loss + 0.1 * self.roughness(x, variable, y, logits, slope)
+                loss = loss + self.added(x, variable, y, logits, slope)
             slope = slope.detach()
             if last and self.awp:
                 self.backward_at_the_worst_weights(x, variable, y, loss)
@@ -131,6 +143,21 @@ class Loop:
         worse, _ = self.judge(x, variable, y, layer)
         worse.backward(inputs=list(self.net.parameters()))
         self.net.load_state_dict(before)
+
+    def added(self, x: Tensor, variable: Tensor, y: Tensor, logits: Tensor, slope: Tensor) -> Tensor:
+        if self.penalty == "alignment":
+            return 0.2 * self.misalignment(x, y)
+        return 0.1 * self.roughness(x, variable, y, logits, slope)
+
+    def misalignment(self, x: Tensor, y: Tensor) -> Tensor:
+        """GradAlign: the gradients at x, a constant, and at a point of the ball, which is drawn after the start."""
+        slopes = []
+        for point in (torch.zeros_like(x), self.noise_of_batch):
+            point = point.requires_grad_()
+            loss = F.cross_entropy(self.ask(x + point), y, reduction="sum")
+            slopes += torch.autograd.grad(loss, point, create_graph=True)
+        first, second = slopes[0].detach().flatten(1), slopes[1].flatten(1)
+        return (1 - (first * second).sum(1) / (first.norm(dim=1) * second.norm(dim=1))).mean()
 
     def roughness(self, x: Tensor, variable: Tensor, y: Tensor, logits: Tensor, slope: Tensor) -> Tensor:
         """What g+ penalises: the loss's change along the sign of its slope (Finlay and Oberman), or the slope's (CURE)."""
@@ -167,6 +194,8 @@ class Loop:
             return torch.zeros_like(x)
         if self.start == "jitter":
             return clipped(x, 0.001 * torch.randn(shape, generator=draw, dtype=x.dtype).view_as(x))
+        if self.start == "bernoulli":
+            return clipped(x, EPS * (0.5 - torch.rand(shape, generator=draw, dtype=x.dtype).view_as(x)).sign())
         return self.clipped(x, self.noise * EPS * (2 * torch.rand(shape, generator=draw, dtype=x.dtype).view_as(x) - 1))
 
     def clipped(self, x: Tensor, delta: Tensor) -> Tensor:
@@ -183,6 +212,8 @@ class Loop:
             logits = self.ask(x + variable)
             total = kl_sum(reference, logits) if reference is not None else F.cross_entropy(logits, y, reduction="sum")
             (slope,) = torch.autograd.grad(total, variable)
+            if self.resets:
+                self.remember(x, slope)
             for j, wrong in enumerate((logits.argmax(1) != y).tolist()):
                 if self.stop == "fat" and active[j] and wrong:
                     active[j], left[j] = left[j] > 0, left[j] - 1
@@ -196,6 +227,13 @@ class Loop:
         self.net.train()
         return delta, magnitude, moved
 
+    def remember(self, x: Tensor, slope: Tensor) -> None:
+        """PGI: each image's momentum, and the start that follows from it, in the precision that they are stored in."""
+        for i, image in enumerate(x):
+            m = slope[i] / slope[i].abs().mean() + 0.3 * self.momentum[i]
+            following = (self.begun[i] + EPS * m.sign()).clamp(-EPS, EPS) / EPS
+            self.memory[image.numpy().tobytes()] = following.half().double(), m.half().double()
+
     def measure(self, slope: Tensor) -> float:
         return float((slope * (STD_ if self.released else 1)).abs().sum())
 
@@ -203,6 +241,9 @@ class Loop:
         if self.loss == "ce":
             logits = self.net[1:](layer)
             return F.cross_entropy(logits, y), logits
+        if self.loss == "pgi":
+            before, adv = self.ask(x + self.begun), self.ask(x + delta)
+            return F.cross_entropy(adv, y) + 10 * F.mse_loss(adv, before), adv
         clean, adv = self.ask(x), self.ask(x + delta)
         if self.loss == "trades":
             return F.cross_entropy(clean, y) + 6 * kl_sum(clean.softmax(1), adv) / len(y), adv
@@ -236,10 +277,16 @@ def loops(rules: str) -> dict[str, dict[str, Any]]:
     trades = {"loss": "trades", "inner": "kl", "start": "jitter"}
     mart = {"loss": "mart", "start": "jitter"}
     noisy = {"noise": 2.0, "bound": 99.0}
+    pgi = {"start": "bernoulli", "loss": "pgi", "resets": 4}
     return {
         "fgsm": {"family": "craft", "steps": Steps(1, 1.25)},
         "n-fgsm": {"family": "craft", "steps": Steps(1, 1.0), **noisy},
         "g+n-fgsm": {"family": "craft", "steps": Steps(1, 1.0), "penalty": "gradient", **noisy},
+        "fgsm-pgi": {"family": "craft", "steps": Steps(1, 1.0), **pgi},
+        "g+fgsm-pgi": {"family": "craft", "steps": Steps(1, 1.0), "penalty": "gradient", **pgi},
+        "awp+fgsm-pgi": {"family": "craft", "steps": Steps(1, 1.0), "awp": 0.005, **pgi},
+        "gradalign": {"family": "craft", "steps": Steps(1, 1.25), "penalty": "alignment"},
+        "m+gradalign": {"family": "craft", "steps": guided(1, 1.25), "penalty": "alignment"},
         "pgd-7": {"family": "craft", "steps": Steps(7, 0.25)},
         "m+pgd-2": {"family": "craft", "steps": guided(2, 0.25)},
         "m+pgd": {"family": "craft", "steps": guided(7, 0.25)},
@@ -282,8 +329,11 @@ def test_training_equals_a_plain_loop_in_weights_losses_magnitudes_thresholds_an
     options = {"epochs": EPOCHS, "lr": LR, "threat": deat.Linf(EPS), "normalize": ((MEAN,), (STD,))}
     method, _, form = name.partition(" ")
     method = deat.configure_method(deat.get_method(method, rules=rules), g_form=form or None)
-    trainer = trainer_of(method, conv_net(batch_norm=True).double(), data=learnable(), **options)
     loop = Loop(**loops(rules)[name], released=released)
+    if loop.resets:
+        rule = replace(method.attack.remember, reset_every=loop.resets)
+        method = replace(method, attack=replace(method.attack, remember=rule))
+    trainer = trainer_of(method, conv_net(batch_norm=True).double(), data=learnable(), **options)
     if released and name in CAPPED:
         real, cap = loop.steps.grow, CAPPED[name]
         loop.steps.grow = lambda s, *seen: real(s, *seen) if s.k < cap else None

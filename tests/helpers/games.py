@@ -18,8 +18,9 @@ THREATS = [deat.Linf(0.1), deat.L2(0.5), deat.L1(2.0)]
 NO_BALL_CONTAINS_ANOTHER = [deat.Linf(0.2), deat.L2(0.5), deat.L1(1.2)]
 UNIONS = [deat.Union(*NO_BALL_CONTAINS_ANOTHER, rule=rule) for rule in ("worst", "random", "error", "magnitude")]
 EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5", "g+fgsm", "m+g+deat", "awp+fgsm", "g+awp+m+deat"]
-EXTRAS += ["f+n-fgsm", "m+g+n-fgsm"]
+EXTRAS += ["f+n-fgsm", "m+g+n-fgsm", "g+awp+m+fgsm-pgi", "awp+m+gradalign"]
 UPDATE_COSTS = {"g+fgsm": 1, "m+g+deat": 1, "awp+fgsm": 1, "g+awp+m+deat": 2, "m+g+n-fgsm": 1}
+UPDATE_COSTS |= {"g+awp+m+fgsm-pgi": 2, "gradalign": 2, "awp+m+gradalign": 3}
 """Backprops a batch beyond k + 1."""
 
 
@@ -45,7 +46,22 @@ def game_of(
         **options,
     )
     game.generator.manual_seed(0)
+    if method.attack.remember is not None:
+        number_images(game)
     return game
+
+
+def number_images(game: deat.Game) -> None:
+    """Let a game remember starts as if every batch were the first images of one data set."""
+    begin_batch = game.begin_batch
+
+    def begin_numbered(x: Tensor, y: Tensor, budget: Budget) -> Buffers:
+        if game.start_memory is None:
+            game.remember_starts(64, tuple(x.shape[1:]))
+        game.batch_index = torch.arange(len(x))
+        return begin_batch(x, y, budget)
+
+    game.begin_batch = begin_numbered  # type: ignore[method-assign]
 
 
 def busy_budget(method: Method, threat: deat.ThreatModel = THREATS[0]) -> Budget:

@@ -4,6 +4,7 @@ import copy
 import csv
 import importlib.util
 import json
+import os
 import struct
 import sys
 import time
@@ -19,6 +20,7 @@ from deat.cli.main import main
 from deat.errors import Interrupted, UsageError
 from deat.integrations.loggers import Logger, RunLog, get_loggers, list_loggers
 from deat.integrations.loggers.logger import _LOGGERS
+from deat.integrations.loggers.run_log import read_log_options
 from helpers.nets import conv_net, learnable
 from helpers.together import together
 
@@ -37,14 +39,14 @@ class Recorder(Logger):
 
     name = "recorder"
 
-    def __init__(self, fails_at: str = "") -> None:
+    def __init__(self, fails_at: str = "", error: type[BaseException] = OSError) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.fails_at = fails_at
+        self.fails_at, self.error = fails_at, error
         self.state = {"id": 7}
 
     def _note(self, *call: Any) -> None:
         if call[0] == self.fails_at:
-            raise OSError("the server is gone")
+            raise self.error("the server is gone")
         self.calls.append(call)
 
     def start(self, run):
@@ -61,6 +63,8 @@ class Recorder(Logger):
         self._note("summary", dict(summary))
 
     def log_file(self, path, name):
+        if path.is_dir():
+            return self._note("checkpoint", name, path.name, (path / "MANIFEST.json").is_file())
         self._note("file", deat.models.weights.read_weights(path).tensors)
 
     def finish(self, status):
@@ -111,6 +115,19 @@ def test_a_logger_is_told_the_settings_every_epoch_and_the_results(tmp_path: Pat
     assert logger.calls[-1] == ("finish", "finished")
 
 
+def test_every_checkpoint_is_stored_where_that_is_wanted(tmp_path: Path) -> None:
+    logger, other = Recorder(), Recorder()
+    with pytest.raises(Interrupted):
+        train(tmp_path / "kept", [logger], log_checkpoints=True, callbacks=[interrupt_after(1)])
+    assert {name for name, _, _ in logger.named("checkpoint")} == {"checkpoint"}
+    assert [name for _, name, _ in logger.named("checkpoint")][-1] == "ckpt-000002"
+    assert all(is_whole for _, _, is_whole in logger.named("checkpoint"))
+    train(tmp_path / "kept", [other])
+    assert not other.named("checkpoint")
+    with pytest.raises(UsageError, match="add checkpoints=FOLDER"):
+        train(None, [other], log_checkpoints=True)
+
+
 def test_k_is_a_step_plot_and_adversarial_examples_differ_from_clean_ones_by_eps() -> None:
     logger = Recorder()
     torch.manual_seed(0)
@@ -140,10 +157,13 @@ def test_training_with_loggers_has_the_bits_of_training_without(tmp_path: Path) 
         assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("error", [OSError, SystemExit])
 @pytest.mark.parametrize("fails_at", ["start", "metrics", "batch", "image", "summary", "file", "finish"])
-def test_a_logger_that_fails_is_reported_and_neither_stops_training_nor_other_loggers(fails_at: str) -> None:
+def test_a_logger_that_fails_is_reported_and_neither_stops_training_nor_other_loggers(
+    fails_at: str, error: type[BaseException]
+) -> None:
     said: list[str] = []
-    bad, good = Recorder(fails_at), Recorder()
+    bad, good = Recorder(fails_at, error), Recorder()
     log = RunLog([bad, good], Path("logs-of-a-test"), every=1, notify=said.append)
     torch.manual_seed(0)
     trainer = deat.make_trainer(
@@ -343,7 +363,7 @@ def test_mlflow_continues_one_run_in_a_local_database(tmp_path: Path, monkeypatc
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
-    result = train_in_two_parts(tmp_path / "kept", "mlflow")
+    result = train_in_two_parts(tmp_path / "kept", "mlflow", log_checkpoints=True)
     client = MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("deat").experiment_id])
     assert run.info.status == "FINISHED"
@@ -354,6 +374,19 @@ def test_mlflow_continues_one_run_in_a_local_database(tmp_path: Path, monkeypatc
         f"adversarial_examples/epoch-000{n}.png" for n in (2, 3)
     ]
     assert client.list_artifacts(run.info.run_id, "best-weights")
+    assert client.list_artifacts(run.info.run_id, "checkpoint")
+    config = run.data.params
+    assert config["threat.eps"] == "0.1"
+
+
+@installed("mlflow", "sqlalchemy")
+@pytest.mark.filterwarnings("ignore")
+def test_an_mlflow_server_that_is_gone_delays_training_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    before, started = dict(os.environ), time.monotonic()
+    assert len(train(None, "mlflow").history) == EPOCHS
+    assert time.monotonic() - started < 60, "its own patience is minutes"
+    assert dict(os.environ) == before
 
 
 @installed("trackio")
@@ -413,7 +446,8 @@ COMMAND = ["train", "--epochs", "2", "--val-attack", "pgd-1", "--test-images", "
 def test_a_run_of_the_command_line_has_its_scores_in_the_log_and_can_be_replaced(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*COMMAND, "--log", "csv,tensorboard", "--log-every", "9", "--out", "run"]) == 0
+    tools = "csv,tensorboard" if importlib.util.find_spec("tensorboard") else "csv"
+    assert main([*COMMAND, "--log", tools, "--log-every", "9", "--out", "run"]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
     (row,) = rows_of(Path("run/logs/scores.csv"))
     assert float(row["pgd-20"]) == scores[0]["accuracy"]["pgd-20"]
@@ -434,8 +468,10 @@ def test_a_resumed_run_is_logged_where_it_was_begun(capsys: pytest.CaptureFixtur
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deat.Trainer, "run_epoch", run_epoch)
-        assert main([*COMMAND, "--log", "csv", "--log-every", "7", "--out", "run"]) == 75
+        assert main([*COMMAND, "--log", "csv", "--log-every", "7", "--log-checkpoints", "--out", "run"]) == 75
+    assert read_log_options(Path("run/logs")) == (7, True)
     assert main(["resume", "run"]) == 0
+    assert read_log_options(Path("run/logs")) == (7, True)
     assert [int(row["epoch"]) for row in rows_of(Path("run/logs/metrics.csv"))] == [1, 2]
     assert [int(row["batch"]) for row in rows_of(Path("run/logs/batches.csv"))] == [7, 14, 21, 28, 35]
     assert rows_of(Path("run/logs/scores.csv"))

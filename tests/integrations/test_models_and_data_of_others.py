@@ -3,20 +3,27 @@
 import importlib.util
 import io
 import json
+import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import deat
 from deat.cli.main import main
 from deat.data import ImageSet, LazyImages
+from deat.data.webdataset_shards import JoinedFiles
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.models import fetch_pretrained, get_input_std
+from deat.models.pretrained import fetch_architecture
+from helpers.hub_server import serve_hub
+from helpers.together import together
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -153,6 +160,38 @@ def test_shards_of_large_images_are_read_in_place_and_in_any_order(tmp_path):
     assert lazy.files.read(5) == encoded(5)
 
 
+def train_on_shards(distributed: deat.Distributed, folder: str) -> Any:
+    """The losses of a training, and the images that this process read for it."""
+    read: list[int] = []
+    real = JoinedFiles.read
+
+    def note(files: JoinedFiles, index: int) -> bytes:
+        read.append(index)
+        return real(files, index)
+
+    data = deat.load_data(f"webdataset:{folder}")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 8, stride=16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JoinedFiles, "read", note)
+        result = deat.fit(net, data.train, distributed=distributed, workers=0, **{**QUICK, "epochs": 2})
+    return [stats.loss for stats in result.history], read
+
+
+def test_several_processes_each_read_their_share_of_shards(tmp_path):
+    write_shards(tmp_path, per_shard=4, shards=4)
+    (tmp_path / "val-000.tar").unlink()
+    write_shard(
+        tmp_path / "train-004.tar",
+        {f"{i}.{end}": data for i in range(4) for end, data in (("png", encoded(i, 20)), ("cls", b"1"))},
+    )
+    losses, read = train_on_shards(deat.Distributed(), str(tmp_path))
+    (first, ours), (second, theirs) = together(train_on_shards, str(tmp_path))
+    assert first == second == pytest.approx(losses, rel=1e-4)
+    assert {*ours, *theirs} == {*read}
+    assert max(len(ours), len(theirs)) <= len(read) / 2 + 1, "one image is read to check the network"
+
+
 def test_the_command_trains_on_shards(tmp_path):
     write_shards(tmp_path, per_shard=16)
     flags = ["--method", "fgsm", "--epochs", "1", "--batch-size", "8", "--model", "small", "--baseline", "no"]
@@ -196,14 +235,15 @@ def test_missing_and_cut_shards_are_refused(tmp_path):
 # Networks and weights
 
 
-def save_vit(folder: Path, labels: int = 3) -> Any:
+def save_vit(folder: Path, labels: int = 3, channels: int = 3) -> Any:
     transformers = pytest.importorskip("transformers", reason="needs Hugging Face transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    sizes |= {"image_size": 8, "patch_size": 4}
+    sizes |= {"image_size": 8, "patch_size": 4, "num_channels": channels}
     torch.manual_seed(0)
     net = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, num_labels=labels))
     net.save_pretrained(folder)
-    processing = {"image_processor_type": "ViTImageProcessor", "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+    processing = {"image_processor_type": "ViTImageProcessor"}
+    processing |= {"image_mean": [0.4] * channels, "image_std": [0.2] * channels}
     (folder / "preprocessor_config.json").write_text(json.dumps(processing))
     return net.eval()
 
@@ -255,12 +295,55 @@ def test_training_starts_from_published_weights(tmp_path, monkeypatch):
     assert list((tmp_path / "root" / "pretrained").glob("hf-*.safetensors"))
 
 
+FETCH = """
+import json, os, sys
+os.environ.update(json.loads(sys.argv[1]))
+from deat.cli.main import main
+from helpers.torchvision_import import make_torchvision_importable
+
+make_torchvision_importable()
+flags = ["--epochs", "1", "--baseline", "no", "--test-images", "0"]
+named = ["--model", "hf:org/vit", "--init", "hf:org/vit"]
+statuses = [main(["train", *named, *flags, "--out", "refused"])]
+statuses += [main(["train", "--model", "hf:org/none", "--download", *flags, "--out", "none"])]
+statuses += [main(["train", *named, "--download", *flags, "--out", "run"])]
+statuses += [main(["train", "--model", "hf:org/vit", *flags, "--out", "again"])]
+json.dump(statuses, open("statuses.json", "w"))
+"""
+
+
+def test_a_network_of_the_hub_is_fetched_only_where_that_is_allowed(tmp_path, children):
+    save_vit(tmp_path / "vit", channels=1)
+    (tmp_path / "script.py").write_text(FETCH)
+    with serve_hub() as hub:
+        hub.repos["org/vit"] = {file.name: file.read_bytes() for file in (tmp_path / "vit").iterdir()}
+        settings = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        settings |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "DEAT_DATA": str(tmp_path / "data")}
+        assert children.run_script(tmp_path / "script.py", json.dumps(settings), cwd=tmp_path) == 0
+    assert json.loads((tmp_path / "statuses.json").read_text()) == [4, 4, 0, 0]
+    errors = (tmp_path / "err").read_text()
+    assert "Fetch them: --download" in errors
+    assert "hf:org/none cannot be fetched" in errors
+    assert list((tmp_path / "data" / "pretrained").glob("hf-org--vit.safetensors"))
+
+
 def test_weights_that_are_not_in_the_cache_are_never_fetched_unasked(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs Hugging Face transformers")
     with pytest.raises(CheckpointError, match="--download"):
         fetch_pretrained("hf:nobody/nothing-here", tmp_path)
     with pytest.raises(UsageError, match="timm:NAME"):
         fetch_pretrained("weights.pt", tmp_path)
+
+
+def test_a_package_that_cannot_be_imported_is_no_defect_of_deat(tmp_path, monkeypatch):
+    class Broken(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setitem(sys.modules, "transformers", Broken("transformers"))
+    for function in (fetch_pretrained, deat.build_model, fetch_architecture):
+        with pytest.raises(UsageError, match=r"transformers is installed but cannot be imported.*nms"):
+            function("hf:you/vit")
 
 
 def test_weights_of_timm_are_read_from_the_hubs_cache(tmp_path, monkeypatch):

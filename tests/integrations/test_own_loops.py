@@ -15,6 +15,7 @@ import deat
 from deat.errors import UsageError
 from deat.training.adversarial_step import LoopEngine
 from helpers.together import together
+from helpers.torchvision_import import make_torchvision_importable
 
 DIGITS = deat.load_data("digits")
 SOURCE = deat.as_source(DIGITS.train.subset(torch.arange(320)), batch_size=64)
@@ -229,8 +230,8 @@ def lit_trainer(folder: Path, epochs: int, **options: Any) -> Any:
     import lightning.pytorch as pl
 
     return pl.Trainer(
-        max_epochs=epochs, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=folder, **options,
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=folder, **{"devices": 1, **options},
     )  # fmt: skip
 
 
@@ -293,6 +294,41 @@ def test_a_fabric_loop(precision: Any) -> None:
         assert records != exact
 
 
+def lightning_loops(distributed: deat.Distributed, folder: str) -> Any:
+    warnings.simplefilter("ignore")
+    make_torchvision_importable()
+    from lightning.fabric import Fabric
+
+    from deat.integrations.lightning import make_fabric_step
+
+    shares = [(x[distributed.rank :: 2], y[distributed.rank :: 2]) for x, y in BATCHES]
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    net, optimizer = make()
+    model, optimizer = fabric.setup(net, optimizer)
+    step = make_fabric_step(fabric, model, optimizer, method="m+deat", threat=THREAT, epochs=2)
+    for _ in range(2):
+        for x, y in shares:
+            step(x, y)
+        record = step.end_epoch()
+    found = [record.loss, record.magnitude, float(record.examples), *(float(p.sum()) for p in net.parameters())]
+    module = lit_module()(method="m+deat", threat=THREAT, val_attack="none")
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    trainer = lit_trainer(Path(folder), 2, devices=2, strategy="ddp", use_distributed_sampler=False)
+    trainer.fit(module, DataLoader(shares, batch_size=None))
+    last = module._saved_step["history"][-1]
+    other = [last["loss"], last["magnitude"], float(last["examples"]), *(float(p.sum()) for p in module.parameters())]
+    return found, other
+
+
+@installed("lightning")
+def test_two_processes_with_fabric_and_lightning_train_as_with_ddp(tmp_path: Path) -> None:
+    expected = together(ddp_loop)[0]
+    for fabric, lit in together(lightning_loops, str(tmp_path)):
+        assert fabric == expected
+        assert lit == expected
+
+
 @pytest.fixture
 def _fresh_accelerate() -> Any:
     from accelerate.state import AcceleratorState, GradientState, PartialState
@@ -345,6 +381,7 @@ def accelerate_loop(distributed: deat.Distributed) -> Any:
     import os
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
+    make_torchvision_importable()
     from accelerate import Accelerator
 
     from deat.integrations.accelerate import make_accelerate_step

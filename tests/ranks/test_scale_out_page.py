@@ -163,8 +163,7 @@ def test_the_kubernetes_file_is_a_job_that_starts_deat() -> None:
 
 
 def test_the_skypilot_file_is_a_task_that_starts_deat() -> None:
-    import yaml
-
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
     task = yaml.safe_load((ROOT / "deploy/sky.yaml").read_text())
     assert task["num_nodes"] == 2
     for part in ("setup", "run"):

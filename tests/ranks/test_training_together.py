@@ -3,7 +3,7 @@
 import hashlib
 import math
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import deat
+from deat.core.measurements import FIRST_ACCURACY, FIRST_LOSS, LARGEST_RISE, REACHED_RISE
 from deat.data import as_source
 from deat.data.batch_order import num_images_in_batch
 from deat.errors import DataError, NumericalError, UsageError
@@ -78,6 +79,21 @@ def test_a_share_may_be_empty_and_then_counts_nothing() -> None:
         for one, two in zip(alone[name][0], first[name][0], strict=True):
             assert math.isclose(one["magnitude"], two["magnitude"], rel_tol=1e-9)
             assert (one["k"], one["examples"], one["active"]) == (two["k"], 25, two["active"])
+
+
+def measured(ranks: Distributed) -> list[dict[str, float]]:
+    """What a method measured in each epoch; the last batch has a single image, so that some processes have none."""
+    method = replace(deat.get_method("deat-1"), measurements=(FIRST_LOSS, FIRST_ACCURACY, REACHED_RISE, LARGEST_RISE))
+    trainer = trainer_of(method, conv_net().double(), data=learnable(25), batch_size=8, distributed=ranks)
+    return [stats.measured or {} for stats in trainer.fit().history]
+
+
+def test_measurements_are_over_the_images_of_all_processes() -> None:
+    alone = measured(Distributed())
+    first, *others = together(measured, size=3)
+    assert others == [first, first]
+    for one, two in zip(alone, first, strict=True):
+        assert {name: pytest.approx(value, rel=1e-9, abs=1e-12) for name, value in one.items()} == two
 
 
 def against_unions(ranks: Distributed, methods: list[str]) -> list[Any]:

@@ -12,7 +12,7 @@ from helpers.eval_nets import Around, digits, robust, undefended
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its imports of SciPy are old
-    import foolbox
+    foolbox = pytest.importorskip("foolbox", reason="needs foolbox")
 
 nets = pytest.mark.parametrize("build", [robust, undefended], ids=["robust", "undefended"])
 radii = pytest.mark.parametrize("eps", [0.03, 0.15])

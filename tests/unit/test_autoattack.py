@@ -4,24 +4,25 @@ import json
 import logging
 import random
 import sys
+from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pyautoattack
 import pytest
 import torch
 from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
+from pyautoattack.fab_projections import projection_l1, projection_l2, projection_linf
 from pyautoattack.fab_pt import FABAttack_PT
 from pyautoattack.square import SquareAttack
 from torch import nn
 
 import deat
-from deat.errors import UsageError
-from deat.evaluation import autoattack
+from deat.evaluation import auto_pgd, autoattack
 from deat.evaluation.attack_registry import get_attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
 from deat.evaluation.evaluator import evaluate
+from deat.evaluation.nearest_hyperplane import step_to_hyperplane
 from deat.evaluation.verified_attack import derive_block_seed
 from helpers.eval_nets import Around, digits, quantised, tiny
 from helpers.games import trainer_of
@@ -33,16 +34,17 @@ threats = pytest.mark.parametrize("threat", RADII, ids=lambda t: t.name)
 
 
 BUDGETS = {
-    APGDAttack: {"n_iter": 10, "n_iter_orig": 10},
-    APGDAttack_targeted: {"n_iter": 10, "n_iter_orig": 10},
+    APGDAttack: {"n_iter": 30, "n_iter_orig": 30},
+    APGDAttack_targeted: {"n_iter": 30, "n_iter_orig": 30},
     FABAttack_PT: {"n_iter": 5},
     SquareAttack: {"n_queries": 75},
 }
+OWN_BUDGETS = {"apgd-ce": {"steps": 30}, "apgd-t": {"steps": 30}, "fab-t": {"steps": 5}, "square": {"queries": 75}}
 
 
 @pytest.fixture
 def _small_budget(monkeypatch):
-    """The parts with a small budget, since their full one takes seconds."""
+    """The parts with a small budget, the reference's and deat's own, since their full one takes seconds."""
     for kind, budget in BUDGETS.items():
 
         def perturb(self, *args, real=kind.perturb, budget=budget):
@@ -50,6 +52,10 @@ def _small_budget(monkeypatch):
             return real(self, *args)
 
         monkeypatch.setattr(kind, "perturb", perturb)
+    real_part = autoattack.standard_part
+    monkeypatch.setattr(
+        autoattack, "standard_part", lambda name, threat: replace(real_part(name, threat), **OWN_BUDGETS[name])
+    )
 
 
 def run_reference(net, x, y, threat, name, *, seed, block):
@@ -83,9 +89,13 @@ def test_aa_equals_the_reference_called_directly():
     assert evaluation.verdicts["aa"] == correct.tolist()
     assert 0 < correct.sum() < 7
     assert evaluation.flags == []
-    settings = evaluation.settings["attacks"]["aa"]
-    targets = {"apgd-t": 9, "fab-t": 9}
-    assert settings == {"parts": list(AUTOATTACK_PARTS), "targets": targets, "targeted_loss": "dlr", "standard": True}
+    assert evaluation.settings["attacks"]["aa"] == {
+        "implementation": "deat",
+        "parts": list(AUTOATTACK_PARTS),
+        "targets": {"apgd-t": 9, "fab-t": 9},
+        "targeted_loss": "dlr",
+        "standard": True,
+    }
 
 
 @pytest.mark.usefixtures("_small_budget")
@@ -106,9 +116,12 @@ def test_aa_equals_the_reference_on_the_same_blocks_in_every_norm(threat):
 @pytest.mark.parametrize("name", AUTOATTACK_PARTS)
 def test_each_part_alone_equals_the_reference_image_by_image(name, threat):
     net, (x, y) = tiny(), digits(6)
-    adv, correct = run_reference(net, x, y, threat, name, seed=2, block=6)
+    _, correct = run_reference(net, x, y, threat, name, seed=2, block=6)
     generator = torch.Generator().manual_seed(derive_block_seed(2, name, 0))
-    assert torch.equal(AutoAttack(name, (name,))(net, x, y, threat, generator), adv)
+    adv = AutoAttack(name, (name,))(net, x, y, threat, generator)
+    assert torch.equal(net(adv).argmax(1) == y, correct)
+    assert torch.equal(adv[correct], x[correct])
+    assert threat.contains(x, adv).all()
     evaluation = evaluate(net, (x, y), threat=threat, attacks=[name], seed=2, block=6, sanity=False)
     assert evaluation.verdicts[name] == correct.tolist()
     assert evaluation.flags == []
@@ -147,7 +160,7 @@ def test_an_interruption_loses_one_part_of_one_block_at_most(left, cascade, tmp_
     net, data, parts_run = tiny(), digits(12), []
     options = {"threat": deat.Linf(0.1), "attacks": ["natural", "pgd-1", "aa"], "block": 6, "sanity": False}
     whole = evaluate(net, data, cascade=cascade, **options)
-    real = autoattack._run_reference_part
+    real = autoattack._run_part
 
     def interrupted(model, x, y, threat, part, seed):
         parts_run.append(part)
@@ -155,7 +168,7 @@ def test_an_interruption_loses_one_part_of_one_block_at_most(left, cascade, tmp_
             raise KeyboardInterrupt
         return real(model, x, y, threat, part, seed)
 
-    monkeypatch.setattr(autoattack, "_run_reference_part", interrupted)
+    monkeypatch.setattr(autoattack, "_run_part", interrupted)
     log = tmp_path / "log.jsonl"
     with pytest.raises(KeyboardInterrupt):
         evaluate(net, data, cascade=cascade, resume_log=log, **options)
@@ -184,15 +197,16 @@ def three_classes() -> nn.Module:
 @pytest.mark.usefixtures("_small_budget")
 @threats
 def test_three_classes_are_attacked_by_targeted_cross_entropy_and_not_called_standard(threat, monkeypatch):
-    def undefined(self, x, y):
+    def undefined(logits, y, target):
         raise AssertionError("the targeted DLR loss needs four classes")
 
-    monkeypatch.setattr(APGDAttack_targeted, "dlr_loss_targeted", undefined)
+    monkeypatch.setattr(auto_pgd, "_targeted_dlr_loss", undefined)
     net, (x, y) = three_classes(), learnable(8)
     threat = type(threat)({"linf": 0.3, "l2": 0.8, "l1": 2.0}[threat.name])
     evaluation = evaluate(net, (x, y), threat=threat, attacks=["natural", "apgd-t", "aa"], sanity=False)
     settings = evaluation.settings["attacks"]["aa"]
     assert settings == {
+        "implementation": "deat",
         "parts": list(AUTOATTACK_PARTS),
         "targets": {"apgd-t": 2, "fab-t": 2},
         "targeted_loss": "ce",
@@ -251,7 +265,6 @@ def test_aa_prints_nothing_and_leaves_generators_gradients_and_tracing_unchanged
     assert trace_after is trace
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
-    assert logging.getLogger("auto-attack").level == logging.NOTSET
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.array_equal(np.random.get_state()[1], states[1])
     assert random.getstate() == states[2]
@@ -284,14 +297,13 @@ class MovementDetector(nn.Module):
 
 @threats
 def test_examples_that_rounding_puts_outside_the_ball_are_projected_into_it(threat, monkeypatch):
-    def round_out(x, y, batch_size):
+    def round_out(model, x, y, threat, draws):
         signs = torch.where(x < 0.5, 1.0, -1.0)
-        return x + (1 + 1e-5) * threat.eps / threat.norm(signs).view(-1, 1, 1, 1) * signs, y
+        return x + (1 + 1e-5) * threat.eps / threat.norm(signs).view(-1, 1, 1, 1) * signs
 
-    adversary = SimpleNamespace(run_standard_evaluation=round_out)
-    monkeypatch.setattr(autoattack, "build_adversary", lambda *_: adversary)
+    monkeypatch.setattr(autoattack, "standard_part", lambda *_: round_out)
     x, y = digits(8)[0], torch.zeros(8, dtype=torch.int64)
-    assert not threat.contains(x, round_out(x, y, 8)[0]).any()
+    assert not threat.contains(x, round_out(None, x, y, threat, None)).any()
     assert threat.contains(x, AutoAttack()(MovementDetector(x), x, y, threat)).all()
     evaluation = evaluate(MovementDetector(x), (x, y), threat=threat, attacks=["aa"], sanity=False)
     assert (evaluation.accuracy["aa"], evaluation.flags) == (0, [])
@@ -304,10 +316,27 @@ def test_every_seed_block_and_attack_has_its_own_seed():
     assert derive_block_seed(0, "aa", 0) != derive_block_seed(0, "square", 0)
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyautoattack", None)
-    with pytest.raises(UsageError, match="pip install pyautoattack"):
-        evaluate(tiny(), digits(4), threat=deat.Linf(0.1), attacks=["aa"], sanity=False)
+@pytest.mark.parametrize("project", [projection_linf, projection_l2, projection_l1])
+def test_the_step_to_a_hyperplane_is_the_reference_s(project):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(40, 30, generator=generator).round(decimals=1)  # some in the corners of the box
+    normal = torch.randn(40, 30, generator=generator)
+    offset = (normal * points).sum(1) + 4 * torch.randn(40, generator=generator)  # some out of the box's reach
+    steps = step_to_hyperplane(points, normal, offset, project.__name__.removeprefix("projection_"))
+    torch.testing.assert_close(steps, project(points, normal, offset), rtol=1e-3, atol=1e-5)
+    assert ((points + steps).clamp(0, 1) - points - steps).abs().max() < 1e-6
+
+
+@pytest.mark.usefixtures("_small_budget")
+def test_an_evaluation_says_which_implementation_it_is_by_and_one_of_another_is_not_replaced(tmp_path):
+    file, data = tmp_path / "evaluation.json", digits(6)
+    evaluation = evaluate(tiny(), data, threat=deat.Linf(0.1), attacks=["aa"], sanity=False)
+    older = {name: value for name, value in evaluation.settings["attacks"]["aa"].items() if name != "implementation"}
+    replace(evaluation, settings={**evaluation.settings, "attacks": {"aa": older}}).save(file)
+    assert deat.load_evaluation(file).verdicts == evaluation.verdicts
+    evaluation.save(file)
+    assert deat.load_evaluation(file) == evaluation
+    assert (tmp_path / "evaluation-1.json").exists()
 
 
 @pytest.mark.parametrize("name", ["autoattack", "AutoAttack", "auto-attack", " AA "])

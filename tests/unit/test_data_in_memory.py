@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from deat.data import Augment, ImageSet, InMemorySource
-from deat.errors import DataError
+from deat.data import Augment, ImageSet, InMemorySource, as_source
+from deat.errors import DataError, UsageError
+from deat.tasks import Regression, Segmentation
 from helpers.data_sets import NoHostReads, numbered_set, random_set
 
 
@@ -59,6 +60,50 @@ def test_augmentation_crops_and_mirrors_each_image_by_its_parameters():
         assert torch.equal(out[i], crop.flip(-1) if params.flip[i] else crop)
     assert {int(t) for t in params.top} == {0, 1, 2, 3, 4}
     assert 0 < int(params.flip.sum()) < 64
+
+
+def masked_set(task=None, size=8):
+    """Images whose pixels say which class their mask has there."""
+    classes = torch.arange(size * size).view(1, 1, size, size)
+    images = ((classes + 1) / 255).repeat(16, 1, 1, 1)
+    names = tuple(map(str, range(size * size)))
+    return ImageSet(images, classes[0].repeat(16, 1, 1), names, task or Segmentation(ignore_index=255))
+
+
+def test_masks_are_cropped_and_mirrored_with_their_images():
+    source = InMemorySource(masked_set(), 8, augment=Augment(2))
+    seen = set()
+    for epoch in range(3):
+        for x, y in source.epoch(epoch):
+            assert torch.equal((255 * x[:, 0]).round().long() - 1, torch.where(y == 255, -1, y))
+            seen |= set(y[:, 0, 0].tolist())
+    assert 255 in seen
+    assert len(seen) > 3
+
+
+def test_masks_that_cannot_follow_an_augmentation_are_refused():
+    class Brighter:
+        def draw(self, num_images, generator):
+            return Augment(0, False).draw(num_images, generator)
+
+        def apply(self, images, params):
+            return images
+
+    class Depths(Regression):
+        name = "depths"
+
+    small = masked_set()
+    small = ImageSet(small.images, small.labels[:, ::2, ::2], small.classes, small.task)
+    depths = ImageSet(small.images, small.images[:, 0], ("depth",), Depths())
+    for data, augment, remedy in [
+        (masked_set(Segmentation()), Augment(2), "pad=0"),
+        (masked_set(), Brighter(), "apply_to_masks"),
+        (small, Augment(2), "size of images"),
+        (depths, Augment(2), "augment_labels"),
+    ]:
+        with pytest.raises(UsageError, match=remedy):
+            as_source(data, batch_size=8, augment=augment)
+    as_source(masked_set(Segmentation()), batch_size=8, augment=Augment(pad=0))
 
 
 def test_no_padding_and_no_flip_changes_nothing():

@@ -10,6 +10,7 @@ from PIL import Image
 
 import deat
 from deat.errors import DataError, UsageError
+from deat.report.model_card import render_model_card
 
 
 def write_wav(path, samples, rate=8000, width=2, channels=1):
@@ -158,11 +159,44 @@ def test_a_folder_has_its_own_test_part(tmp_path):
         ([*ROWS, (1, "", 2, "ill")], "outcome", DataError, "line 52.*missing"),
         ([(i, f"id{i}", 1.0 * i, "ill") for i in range(200)], "outcome", DataError, "identifies rows"),
         ([], "outcome", DataError, "no rows"),
+        ([*ROWS, (1, "Ulm", "NaN", "ill")], "outcome", DataError, "'pressure' has no number in 1 of 51 rows.*'NaN'"),
+        ([*ROWS, (1, "Ulm", "?", "ill")], "pressure", DataError, "'pressure' has no number"),
+        ([(i, "Ulm", 1.5 * i, f"patient {i}") for i in range(200)], "outcome", DataError, "no classes"),
+        ([(i % 2, "Ulm", i, "ill") for i in range(20)], "outcome", DataError, "nothing could be attacked"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused(tmp_path, rows, target, error, remedy):
     with pytest.raises(error, match=remedy):
         deat.load_data(table(tmp_path / "t.csv", rows), target=target)
+
+
+def test_numbers_with_two_values_and_row_numbers_cannot_change(tmp_path):
+    rows = [(i + 1, i % 2, 0.5 * (i % 7), 3 * i, "ab"[i % 3 > 0]) for i in range(50)]
+    data = deat.load_data(table(tmp_path / "t.csv", rows, ("id", "smokes", "dose", "cost", "y")), target="y")
+    assert data.mutable == (False, False, True, True)
+
+
+def test_a_column_of_numbers_with_some_text_is_a_category_with_a_word_about_it(tmp_path):
+    rows = [(i % 5, "3+" if i % 4 == 0 else i % 3, 0.5 * i, "ab"[i % 3 > 0]) for i in range(50)]
+    with pytest.warns(UserWarning, match=r"'children'.*'3\+'.*categories"):
+        data = deat.load_data(table(tmp_path / "t.csv", rows, ("age", "children", "dose", "y")), target="y")
+    assert data.train.shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [("", "no header"), ("a,b,a,y\n1,2,3,4\n", "two columns of the name 'a'"), ("a;b;y\n1;2;0\n", "by commas")],
+)
+def test_a_file_that_is_no_table_is_refused_with_what_is_wrong(tmp_path, text, remedy):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=remedy):
+        deat.load_data(f"csv:{tmp_path / 't.csv'}", target="y")
+
+
+@pytest.mark.parametrize("length", [1, 100, 1500])
+def test_the_network_for_waveforms_takes_recordings_of_any_length(length):
+    net = deat.build_model("audio_cnn", num_classes=3, in_channels=1)
+    assert net(torch.rand(2, 1, length)).shape == (2, 3)
 
 
 def test_what_belongs_to_other_data_is_refused(tmp_path):
@@ -178,10 +212,21 @@ def test_a_table_is_trained_and_evaluated_by_the_commands(tmp_path, capsys):
     spec = table(tmp_path / "t.csv", rows)
     out = tmp_path / "run"
     train = ["train", "--data", spec, "--target", "outcome", "--method", "m+trades", "--epochs", "2"]
-    assert main([*train, "--batch-size", "16", "--lr", "0.02", "--out", str(out)]) == 0
+    assert main([*train, "--batch-size", "16", "--out", str(out)]) == 0
     assert main(["evaluate", str(out), "--attacks", "natural,pgd-5"]) in (0, 6)
     assert "RMSE" in capsys.readouterr().out
     run = deat.load_run(out)
     assert run.task == deat.tasks.Regression()
     assert run.threat.mutable.values == (1.0, 0.0, 0.0, 1.0)
     assert run.evaluations["evaluation.json"].metric == "R2"
+    card = render_model_card(out)
+    for says in (
+        "in units of a scale",
+        "2 of 4 features cannot change",
+        "no bounds",
+        "## Targets",
+        "examples in any range",
+    ):
+        assert says in card
+    for is_untrue in ("deat predict", "natural,aa", "images in [0, 1], shape", "calibrated"):
+        assert is_untrue not in card

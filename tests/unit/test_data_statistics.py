@@ -1,5 +1,7 @@
+import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import deat
+from deat.cli.main import main
 from deat.data import DataSplits, ImageSet, LazyImages, image_folder
 from deat.data.channel_stats import ChannelStats, measure_channel_stats
 from deat.data.image_set import split_indices
@@ -126,3 +129,15 @@ def test_the_number_of_processors_changes_nothing(monkeypatch):
     before = measure_channel_stats(random_set(40))
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     assert measure_channel_stats(random_set(40)) == before
+
+
+def test_a_normalisation_that_is_asked_for_is_never_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    digits = deat.load_data("digits")
+    assert digits.channel_stats(digits.train, on_request=True) == exact_stats(digits.train.images)
+    flags = ["--epochs", "1", "--baseline", "no", "--test-images", "0", "--val-attack", "none", "--normalize", "data"]
+    assert main(["train", *flags, "--out", "run"]) == 0
+    mean, std = json.loads(Path("run/run.json").read_text())["data"]["normalized_by"]
+    assert (mean[0], std[0]) == pytest.approx((0.31, 0.38), abs=0.02)
+    net = deat.fit(deat.build_model("small", in_channels=1, image_size=8), digits, epochs=1, normalize="data").model
+    assert deat.models.get_input_std(net) is not None

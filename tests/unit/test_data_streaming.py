@@ -91,6 +91,17 @@ def test_an_epoch_that_starts_in_the_middle_decodes_nothing_before_it(workers, l
     assert same(list(stream.epoch(2)), whole)
 
 
+def test_indices_are_those_of_the_images_in_a_batch_also_where_a_process_reads_a_part(lazy):
+    stream = StreamingSource(lazy, 5, seed=1, augment=False, workers=0)
+    for step, (x, y) in enumerate(stream.epoch(3)):
+        index = stream.batch_indices(3, step)
+        assert torch.equal(lazy.labels[index], y)
+        assert torch.allclose(torch.stack([lazy.decode(i) for i in index.tolist()]) / 255, x)
+    stream.shard = BatchShard(1, 2)
+    (_, y), *_ = stream.epoch(3)
+    assert torch.equal(lazy.labels[stream.batch_indices(3, 0)][1::2], y)
+
+
 def test_streaming_does_not_touch_the_global_generator(lazy):
     before = torch.get_rng_state()
     batches(lazy)

@@ -8,8 +8,8 @@ import pytest
 
 import deat
 from deat.cli.main import main
-from deat.training.epoch_format import format_epoch, format_epoch_short
 from deat.training.epoch_records import get_training_images, separate_training_accuracy
+from deat.training.progress_lines import format_epoch, format_epoch_short
 from helpers.games import trainer_of
 
 

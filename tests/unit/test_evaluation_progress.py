@@ -5,7 +5,7 @@ import torch
 
 from deat.evaluation import progress as progress_module
 from deat.evaluation.attack_registry import get_attacks
-from deat.evaluation.attacks import correct_under_attack
+from deat.evaluation.attacks import attack_examples
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.progress import EvaluationProgress, ProgressPrinter, estimate_attack_cost, format_progress
 from deat.evaluation.sanity import after_attack, estimate_check_passes
@@ -149,18 +149,19 @@ def test_each_attack_of_the_sanity_checks_reports_progress_and_no_attack_is_run_
 
     def record(model, x, y, attack, threat, generator, task):
         attacks.append((attack, threat, generator.initial_seed()))
-        return correct_under_attack(model, x, y, attack, threat, generator, task)
+        return attack_examples(model, x, y, attack, threat, generator, task)
 
-    monkeypatch.setattr(after_attack, "correct_under_attack", record)
+    monkeypatch.setattr(after_attack, "attack_examples", record)
     evaluation = evaluate(
         *(robust(), digits(20)),
         threat=THREAT,
         attacks="natural,pgd-20,cw-20",
         progress=lambda progress: names.append(progress.name),
     )
-    num_attacks = 3 + 3 + 5 + 1 + 5
+    num_attacks = 2 + 5 + 1 + 5
+    num_resumed = 2
     assert len(attacks) == len(set(attacks)) == num_attacks
-    assert names == ["", "natural", "pgd-20", "cw-20", *["sanity checks"] * (1 + num_attacks)]
+    assert names == ["", "natural", "pgd-20", "cw-20", *["sanity checks"] * (1 + num_attacks + num_resumed)]
     assert evaluation.check_seconds > 0
 
 

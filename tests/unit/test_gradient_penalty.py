@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.buffers import Budget
-from deat.core.loss_terms import cross_entropy
 from deat.errors import UsageError
 from deat.methods.configure import configure_method
 from deat.tasks import CLASSIFICATION, Regression
+from deat.tasks.loss_terms import cross_entropy
 from helpers.games import THREATS, UNIONS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 
@@ -245,3 +245,51 @@ def test_compiled_moves_play_the_penalty_uncompiled(monkeypatch):
         two = trainer_of("g+pgd-1", conv_net(), epochs=1, engine="compile").fit().history
     assert two[0].loss == pytest.approx(one[0].loss, rel=1e-4)
     assert two[0].backprops == one[0].backprops
+
+
+# GradAlign
+
+
+def test_alignment_of_examples_without_a_gradient_is_zero_and_finite():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    with torch.no_grad():
+        net[1].weight.zero_()
+    x, y = images()
+    x = x.double()
+    penalty, delta = deat.GradientAlignment(), torch.zeros_like(x).requires_grad_()
+    loss = partial(deat.CrossEntropy(), task=CLASSIFICATION)
+    output = penalty.add_to(loss, net, x, delta, y, CLASSIFICATION, THREATS[0], noise=0.1 * torch.ones_like(x))
+    assert torch.equal(output.loss, loss(net, x, delta, y).loss)
+    grads = torch.autograd.grad(output.loss, list(net.parameters()))
+    assert all(bool(grad.isfinite().all()) for grad in grads)
+
+
+def test_a_larger_alignment_weight_turns_the_gradients_to_each_other():
+    angles = []
+    for weight in (1e-3, 5.0):
+        net, (x, y) = conv_net(), images(24)
+        method = configure_method("gradalign", g_weight=weight)
+        game = game_of(method, net, deat.Linf(0.3), lr=0.05)
+        for _ in range(40):
+            method.play_batch(game, x, y, busy_budget(method, deat.Linf(0.3)))
+        slopes = []
+        for moved in (
+            x,
+            (x + 0.3 * (2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(5)) - 1)).clamp(0, 1),
+        ):
+            moved = moved.clone().requires_grad_()
+            slopes += torch.autograd.grad(cross_entropy(net(moved), y).sum(), moved)
+        angles.append(1 - torch.cosine_similarity(*(slope.flatten(1) for slope in slopes)).mean().item())
+    assert angles[1] < 0.5 * angles[0]
+
+
+def test_gradalign_has_one_penalty_with_one_setting():
+    with pytest.raises(UsageError, match=r"g\+ cannot be put before gradalign"):
+        deat.get_method("g+gradalign")
+    with pytest.raises(UsageError, match=r"\(g_weight\) alone"):
+        configure_method("gradalign", g_step=0.5)
+    with pytest.raises(UsageError, match=r"\(g_weight\) alone"):
+        configure_method("gradalign", g_form="curvature")
+    with pytest.raises(UsageError, match="weight of gradalign"):
+        configure_method("gradalign", g_weight=0.0)
+    assert configure_method("gradalign", g_weight=0.5).play.penalty.weight == 0.5

@@ -15,7 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "version"),
     ("utils", "engine.kernels"),
-    ("engine", "threat", "core.loss_terms"),
+    ("engine", "threat"),
     ("tasks",),
     ("radius_checks", "core"),
     ("schedules",),
@@ -41,8 +41,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "utils": ("errors",),
     "engine.kernels": (),
     "engine": ("errors", "utils", "engine.kernels"),
-    "core.loss_terms": (),
-    "tasks": ("errors", "utils", "core.loss_terms"),
+    "tasks": ("errors", "utils"),
     "data": ("errors", "utils", "engine.kernels", "tasks"),
     "models": ("errors", "utils"),
     "checkpoint": ("errors", "utils"),
@@ -170,6 +169,46 @@ except OSError as error:
 def test_importing_deat_and_building_a_network_load_nothing_they_do_not_need():
     found = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True)
     assert (found.stdout, found.stderr) == ("[]\n", "")
+
+
+LISTING_AND_TRAINING = """import sys, deat
+from deat.cli.main import main
+main(["list", "methods"])
+images = deat.load_data("digits").train.subset(range(64))
+deat.fit(deat.build_model("small", 10, 1, 8), images, method="m+deat", epochs=1, batch_size=32, checkpoints=sys.argv[1])
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_listing_and_eager_training_do_not_load_torchs_compiler(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", LISTING_AND_TRAINING, str(tmp_path / "run")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "False"
+
+
+def test_importing_deat_loads_a_module_when_one_of_its_names_is_used():
+    code = """import sys, deat
+print([name for name in sys.modules if name in ("torch", "deat.threat", "deat.core")])
+print(deat.Linf(0.1).eps, deat.core.Budget is deat.Budget, deat.report.__module__, deat.models.list_models()[0] != "")
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == ["[]", "0.1 True deat.write_report True"]
+
+
+def test_public_names_come_from_the_modules_that_type_checkers_read_them_from():
+    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    typed = {alias.name: node.module for node in imports for alias in node.names if f"{node.module}.".count(".") > 1}
+    lazy = {name: module for name, module in typed.items() if module not in ("deat.version", "deat.write_report")}
+    lazy = {name: module for name, module in lazy.items() if str(module).startswith("deat.")}
+    assert {name: f"deat.{module}" for name, module in deat._MODULE_OF.items()} == lazy
+    assert set(deat._MODULE_OF) <= set(deat.__all__)
+
+
+def test_unknown_names_of_deat_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'adversary'"):
+        _ = deat.adversary  # type: ignore[attr-defined]
+    assert "fit" in dir(deat)
 
 
 def test_every_public_name_exists():

@@ -4,8 +4,8 @@ import io
 
 from rich.table import Table
 
-from deat.training.epoch_format import format_epoch_short
 from deat.training.epoch_records import EpochStats
+from deat.training.progress_lines import format_epoch_short
 from deat.utils.terminal import PlainConsole
 
 

@@ -12,7 +12,7 @@ import pytest
 import deat
 from deat.core.game import Game
 from deat.runs.fit_progress import MAX_EPOCH_LINES, FitProgress
-from deat.training.training_line import TrainingLine
+from deat.training.progress_lines import TrainingLine
 from deat.utils import live_line
 from deat.utils.live_line import NotebookDisplay, PlainDisplay, TerminalDisplay, make_live_display
 from helpers.games import trainer_of

@@ -12,6 +12,7 @@ import deat
 from deat.core.buffers import Buffers
 from deat.core.measurements import FIRST_ACCURACY, FIRST_LOSS, LARGEST_RISE, REACHED_RISE
 from helpers.games import THREATS, UNIONS, game_of, trainer_of
+from helpers.guards import no_host_reads
 from helpers.nets import conv_net, images
 
 ALL = (FIRST_LOSS, FIRST_ACCURACY, REACHED_RISE, LARGEST_RISE)
@@ -111,6 +112,21 @@ def test_measurements_of_half_an_epoch_come_through_a_checkpoint():
     fresh = trainer()
     fresh.game.meter.load_state_dict(state)
     assert fresh.game.meter.state_dict() == state
+
+
+def test_measuring_reads_nothing_on_the_host_and_runs_as_moves_that_can_be_recorded(monkeypatch):
+    method, moves = measured_method(), []
+    game = game_of(method, conv_net(), measurements=ALL)
+    run = game.executor.run
+    monkeypatch.setattr(
+        game.executor, "run", lambda name, *a, **b: (moves.append((name, b["recorded"])), run(name, *a, **b))
+    )
+    with no_host_reads():
+        method.play(game, *images(6), BUDGET)
+    assert [entry for entry in moves if entry[0].startswith("measure")] == [
+        ("measure after the first update", True),
+        ("measure after the last update", True),
+    ]
 
 
 def test_a_step_in_a_loop_of_one_s_own_measures_too():

@@ -10,8 +10,8 @@ import deat
 from deat.cli.training_progress import TrainingProgress
 from deat.training import engine_choice as pacing
 from deat.training.engine_choice import AutoCompile, CompilePolicy
-from deat.training.epoch_format import EpochPrinter
 from deat.training.epoch_records import EpochTiming
+from deat.training.progress_lines import EpochPrinter
 from helpers.games import trainer_of
 
 

@@ -354,7 +354,7 @@ def test_an_evaluation_by_way_of_a_twin_gives_the_exact_models_verdicts_but_for_
     net, data = convolutional(), digits(100)
     how: dict[str, Any] = {"threat": deat.Linf(THREAT.eps / 4), "attacks": ["natural", "pgd-5", "cw-5", "apgd-ce"]}
     exact = deat.evaluate(net, data, **how)
-    monkeypatch.setattr(judging, "choose_attack_precision", lambda wanted, device: "bf16")
+    monkeypatch.setattr(judging, "choose_attack_precision", lambda *_: "bf16")
     found = deat.evaluate(net, data, **how)
     assert (exact.settings["precision"], found.settings["precision"]) == ("fp32", "bf16")
     assert not found.settings["compiled"]

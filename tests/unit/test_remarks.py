@@ -14,8 +14,8 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import newcombe_interval, wilson_interval, wilson_interval_of_share
 from deat.radius_checks import check_radius
 from deat.threat import parse_threat
-from deat.training.epoch_format import EpochPrinter
 from deat.training.messages import FEW_HELD_OUT_IMAGES, collect_start_notes, find_output_problems
+from deat.training.progress_lines import EpochPrinter
 from deat.utils.distributed import Distributed
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights
@@ -256,7 +256,7 @@ def stuck_after(monkeypatch, magnitudes, epochs=30, **options) -> deat.Trainer:
     return trainer
 
 
-@pytest.mark.parametrize(("later", "epoch"), [(20.0, 4), (80.0, 10)])
+@pytest.mark.parametrize(("later", "epoch"), [(55.0, 4), (80.0, 10)])
 def test_a_k_that_is_unlikely_to_grow_is_told_at_once_and_never_twice(later, epoch, monkeypatch, capsys):
     """As after a start from trained weights, where l_X has a peak in epoch 2."""
     stuck_after(monkeypatch, [1.0, 90.0, *[later] * 28], callbacks=[EpochPrinter()]).fit()

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from dataclasses import asdict, replace
+from datetime import date
 from statistics import fmean, stdev
 
 import pytest
@@ -18,7 +19,6 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.results import unpack_bits
 from deat.evaluation.sanity import Flag
-from deat.report.claim_checks import check_claims
 from deat.report.draw_figures import ROW_COLORS, _draw_panel, average_lines, draw_point_names
 from deat.report.escape import escape_csv, escape_latex
 from deat.report.figure_data import (
@@ -46,6 +46,7 @@ from deat.report.page_data import (
     flatten_record,
     rank_rows,
 )
+from deat.report.paper_claims import check_claims
 from deat.report.problems import collect_remarks, list_run_problems
 from deat.report.report_data import load_report_data
 from deat.report.run_results import load_bench
@@ -733,6 +734,29 @@ def test_a_setting_in_which_rows_differ_is_told_once_and_with_its_unit():
     ]
     assert find_differing_settings(["a", "b"], held) == ["method.name", "method.schedule.alpha", "request.alpha"]
     assert find_differing_settings(["pgd-7", "free-4"], held) == ["method.schedule.alpha", "request.alpha"]
+
+
+def test_what_a_run_found_is_not_among_the_settings_in_which_rows_differ():
+    held = [{"settings.lr": lr, "best_epoch.natural": lr + "1", "best_epoch.reason": lr + "2"} for lr in ("1", "2")]
+    assert find_differing_settings(["a", "b"], held) == ["settings.lr"]
+
+
+def test_the_title_of_a_bench_has_the_names_of_methods_and_no_paths_and_the_page_its_date(tmp_path):
+    specs = {"m+deat": "m+deat", "free-4": "free-4", "bold": "/home/me/own.py:BOLD"}
+    rows = [
+        {"name": name, "method": spec, "model": "small", "runs": [one_run(f"{name}/s0", 0)]}
+        for name, spec in specs.items()
+    ]
+    for name in specs:
+        make_run(tmp_path / name / "s0", name, shares={"natural": 0.9, "pgd-20": 0.5})
+    (tmp_path / "bold" / "s0" / "run.json").unlink()
+    args = ReportCommand((str(make_bench(tmp_path, rows)),), no_figures=True, gallery=0)
+    story = build_report(load_report_data(args.runs), args)
+    assert story.heading.startswith("m+deat, free-4 and bold")
+    assert "own.py" not in story.heading
+    assert f"{date.today():%Y-%m-%d}" in render_page(story)
+    titled = replace(args, title="Ours")
+    assert build_report(load_report_data(args.runs), titled).heading == "Ours"
 
 
 @pytest.mark.parametrize(

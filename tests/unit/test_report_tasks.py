@@ -13,8 +13,7 @@ import deat
 from deat.cli.report import _draw_example, _make_tiles
 from deat.evaluation.results import load_evaluation
 from deat.report.draw_figures import draw_gallery
-from deat.report.example_pictures import MASK_COLORS, is_drawable, mask_to_uint8, wave_to_uint8
-from deat.report.gallery import Gallery
+from deat.report.gallery import MASK_COLORS, Gallery, is_drawable, mask_to_uint8, wave_to_uint8
 from helpers.nets import seeded
 
 THREAT = deat.Linf(0.05, box=None)

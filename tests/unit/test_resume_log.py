@@ -247,7 +247,7 @@ def test_a_log_of_a_network_with_other_logits_is_not_used_though_weights_and_cod
 
 
 def test_a_log_of_another_precision_is_not_used(monkeypatch):
-    monkeypatch.setattr(verified_attack, "choose_attack_precision", lambda wanted, device: wanted)
+    monkeypatch.setattr(verified_attack, "choose_attack_precision", lambda wanted, *_: wanted)
     monkeypatch.setattr(verified_attack, "FastModel", lambda *_: None)
     requests = [EvaluationRequest(net(), THREATS[0], [], BLOCK, precision=name) for name in ("fp32", "fp16")]
     assert len({EvaluationRun(request).fingerprint for request in requests}) == 2

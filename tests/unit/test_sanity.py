@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from pyautoattack.square import SquareAttack
 from torch import Tensor, nn
 
 import deat
 from deat.errors import DataError
+from deat.evaluation import autoattack
 from deat.evaluation.attack_registry import describe_attack, get_attack
 from deat.evaluation.attacks import Attack
 from deat.evaluation.block_evaluation import sample_indices
@@ -18,6 +18,7 @@ from deat.evaluation.evaluator import DEFAULT_ATTACKS, evaluate
 from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import FLAG_ADVICE, Flag, accuracy_tolerance, check_consistency
 from deat.evaluation.sanity.flag_advice import DOCS_PAGE
+from deat.evaluation.square_attack import Square
 from helpers.eval_attackers import Own
 from helpers.eval_nets import (
     EPS,
@@ -49,13 +50,7 @@ nets = pytest.mark.parametrize("build", [robust, undefended], ids=["robust", "un
 @pytest.fixture
 def _few_queries(monkeypatch):
     """Square with a small budget: its full one takes seconds."""
-    real = SquareAttack.perturb
-
-    def perturb(self, *args):
-        self.n_queries = 100
-        return real(self, *args)
-
-    monkeypatch.setattr(SquareAttack, "perturb", perturb)
+    monkeypatch.setattr(autoattack, "standard_part", lambda name, threat: Square(queries=100))
 
 
 def flags(net, attacks=DEFAULT_ATTACKS, *, n=50, threat=THREAT, **options) -> set[str]:

@@ -168,6 +168,9 @@ BAD_LABELS = [
     (Classification(), torch.tensor([0.5, 1.0]), "regression"),
     (MultiLabel(), torch.zeros(4, dtype=torch.int64), "one_hot"),
     (MultiLabel(), torch.tensor([[0, 2]]), "0 or 1"),
+    (MultiLabel(), torch.tensor([[0.0, 1.0], [0.5, 1.0]]), r"example 1 are \[0.5, 1.0\]"),
+    (MultiLabel(), torch.tensor([[0.0, torch.nan]]), "nan"),
+    (Segmentation(), torch.zeros(4, 3, 3), r"masks.long\(\)"),
     (Segmentation(), torch.zeros(4, 1, 3, 3), r"squeeze\(1\)"),
     (Segmentation(), torch.full((2, 3, 3), 255), "ignore_index"),
     (Regression(), torch.zeros(4, 2, 2), r"\(N, targets\)"),
@@ -179,6 +182,87 @@ BAD_LABELS = [
 def test_wrong_labels_are_refused_with_what_to_do(task, labels, remedy):
     with pytest.raises(DataError, match=remedy):
         task.check_labels(task.prepare_labels(labels), 2)
+
+
+def test_masks_of_which_no_pixel_counts_are_refused(tmp_path):
+    net, x, masks = torch.nn.Conv2d(1, 2, 1), torch.rand(8, 1, 4, 4), torch.full((8, 4, 4), 255)
+    options = {"task": Segmentation(255), "threat": deat.Linf(0.1), "progress": False}
+    with pytest.raises(DataError, match="no pixel counts"):
+        deat.fit(net, (x, masks), epochs=1, batch_size=4, **options)
+    with pytest.raises(DataError, match="no pixel counts"):
+        deat.evaluate(net, (x, masks), attacks="natural", **options)
+
+
+@pytest.mark.parametrize(
+    ("masks", "remedy"),
+    [(torch.zeros(8, 1, 4, 4).long(), r"masks.squeeze\(1\)"), (torch.full((8, 4, 4), 255), r"ignore_index=255")],
+    ids=["a channel", "void"],
+)
+def test_masks_that_do_not_fit_the_outputs_say_what_is_likely_wrong(masks, remedy):
+    masks[0] = 1
+    with pytest.raises(UsageError, match=remedy):
+        deat.fit(torch.nn.Conv2d(1, 2, 1), (torch.rand(8, 1, 4, 4), masks), task="segmentation", batch_size=4)
+
+
+@pytest.mark.parametrize(("task", "y"), [("multilabel", torch.ones(8, 4).long()), ("regression", torch.rand(8, 4))])
+def test_too_few_outputs_are_not_taken_for_labels_that_count_from_one(task, y):
+    with pytest.raises(UsageError, match=r"\(2, 4\)") as error:
+        deat.fit(torch.nn.Linear(5, 3), (torch.rand(8, 5), y), task=task, batch_size=4)
+    assert "count from" not in str(error.value)
+
+
+def test_the_part_of_an_output_that_has_the_masks_logits_is_named():
+    class Parts(torch.nn.Conv2d):
+        def forward(self, x):
+            return {"aux": x.mean(), "out": super().forward(x)}
+
+    x, masks = torch.rand(8, 1, 4, 4), torch.randint(0, 2, (8, 4, 4))
+    with pytest.raises(UsageError, match=r"self\.net\(x\)\['out'\]"):
+        deat.fit(Parts(1, 2, 1), (x, masks), task="segmentation", batch_size=4)
+    with pytest.raises(UsageError, match=r"self\.net\(x\)\['out'\]"):
+        deat.evaluate(Parts(1, 2, 1), (x, masks), task="segmentation", attacks="natural", threat="linf:0.1")
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_inputs_of_every_task_are_normalised_by_what_was_measured(task):
+    x = torch.randn(40, 3) * torch.tensor([1.0, 5.0, 0.1]) + 7
+    y = (x > 7).long() if task == "multilabel" else x[:, :1]
+    net, threat = torch.nn.Linear(3, y.shape[1]), deat.Linf(0.1, box=None)
+    options = {"epochs": 1, "batch_size": 8, "progress": False}
+    result = deat.fit(net, (x, y), task=task, threat=threat, normalize="data", **options)
+    seen = []
+    net.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    result.model(x)
+    assert torch.allclose(seen[-1].mean(0), torch.zeros(3), atol=1e-4)
+    assert torch.allclose(seen[-1].std(0), torch.ones(3), atol=0.05)
+
+
+class Nameless(deat.tasks.Task):
+    def loss(self, outputs, y):
+        return (outputs.flatten() - y).square()
+
+    def is_right(self, outputs, y):
+        return self.loss(outputs, y) < 1
+
+
+class Borrowed(Segmentation):
+    """It would be read from a record as its parent."""
+
+
+@pytest.mark.parametrize(("task", "remedy"), [(Nameless(), "name = 'nameless'"), (Borrowed(), "name of its own")])
+def test_a_task_without_a_name_of_its_own_is_refused_before_any_work(task, remedy):
+    with pytest.raises(UsageError, match=remedy):
+        deat.fit(torch.nn.Linear(2, 1), (torch.rand(8, 2), torch.rand(8)), task=task, batch_size=4)
+
+
+def test_a_model_that_learned_nothing_is_flagged_in_words_for_every_task():
+    x, y = torch.rand(200, 3), torch.randn(200)
+    evaluation = deat.evaluate(
+        torch.nn.Linear(3, 1), (x, y + 9), task="regression", threat="linf:0.1", attacks="natural", progress=False
+    )
+    (flag,) = evaluation.flags
+    assert flag.name == "at_chance"
+    assert "classify" not in flag.advice
 
 
 def test_tasks_have_names_and_are_made_by_them():

@@ -24,7 +24,7 @@ from deat.errors import CheckpointError, DeatError, Interrupted, NumericalError,
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import load_evaluation
 from deat.evaluation.resume_log import fingerprint_model, lock_evaluation, resume_log_path
-from deat.models.output_objects import LogitsModel
+from deat.models.logits_wrapper import LogitsModel
 from deat.recipes.recipe import AttackRound
 from deat.report.run_results import load_run_results
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy

@@ -14,7 +14,7 @@ from deat.cli.exit_handling import Command, prepare_standard_streams, run_to_exi
 from deat.cli.flag_types import check_flag_names
 from deat.cli.import_export import ExportCommand, ImportCommand
 from deat.cli.list import ListCommand
-from deat.cli.predict import AttackCommand, PredictCommand
+from deat.cli.predict_and_attack import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand

@@ -21,11 +21,13 @@ from deat.evaluation.evaluator import evaluate
 from deat.evaluation.resume_log import fingerprint_model
 from deat.evaluation.verified_attack import derive_block_seed
 from deat.radius_checks import max_image_distance
-from deat.report.ball_table import render_balls_markdown
-from deat.report.claim_checks import check_claims
-from deat.report.draw_figures import check_matplotlib, draw_figure, draw_gallery
-from deat.report.evaluation_table import describe_evaluations, render_evaluations_markdown
-from deat.report.example_pictures import WAVE_SAMPLES, is_drawable, mask_to_uint8, wave_to_uint8
+from deat.report.draw_figures import draw_figure, draw_gallery, has_matplotlib
+from deat.report.extra_tables import (
+    describe_evaluations,
+    render_balls_markdown,
+    render_evaluations_markdown,
+    render_metrics_markdown,
+)
 from deat.report.figure_data import (
     Figure,
     PlotLine,
@@ -35,18 +37,22 @@ from deat.report.figure_data import (
     split_panels,
 )
 from deat.report.gallery import (
+    WAVE_SAMPLES,
     Gallery,
     Tile,
     gallery_to_csv_rows,
     image_to_uint8,
+    is_drawable,
+    mask_to_uint8,
     name_tiles,
     select_candidates,
     select_tiles,
+    wave_to_uint8,
 )
 from deat.report.html import render_page
 from deat.report.latex import render_latex_table
-from deat.report.metric_table import render_metrics_markdown
 from deat.report.page_data import Report
+from deat.report.paper_claims import check_claims
 from deat.report.problems import (
     UNEVALUATED,
     collect_flags,
@@ -56,7 +62,7 @@ from deat.report.problems import (
     list_unchecked_seeds,
     list_watch_alarms,
 )
-from deat.report.report_data import ReportData, load_report_data
+from deat.report.report_data import ReportData, format_title, load_report_data
 from deat.report.run_results import ReportRow, RunResults
 from deat.report.stats import get_mean_accuracy, summarize_accuracy, summarize_cost
 from deat.report.tables import (
@@ -68,7 +74,6 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
-from deat.report.titles import format_title
 from deat.report.unevaluated_runs import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
@@ -298,7 +303,7 @@ class ReportCommand:
     gallery: IntFlag = 6
     """Adversarial examples to show, against the most robust row that kept its weights; 0 for none."""
     no_figures: bool = False
-    """Leave out the pictures, which need matplotlib; the page and the tables do not."""
+    """Leave out the figures as files, which need matplotlib; the page and the tables do not."""
     model: OptionalStr = None
     """Your own networks among the runs, whose code --sweep and --gallery then run: net.py:Net, several by commas."""
     device: str = "auto"
@@ -355,6 +360,8 @@ def build_report(subject: ReportData, args: ReportCommand) -> Report:
     missing = [f"{figure.title}: {figure.missing}" for figure in drawn if figure.missing]
     if args.gallery and shown.missing:
         missing.append(f"Adversarial examples: {shown.missing}")
+    if not args.no_figures and not has_matplotlib():
+        missing.append("Figures as files: matplotlib (pip install matplotlib)")
     title, today = args.title or format_title(subject), date.today().isoformat()
     return Report(title, today, of, drawn, check_claims(subject.rows), shown, missing)
 
@@ -367,8 +374,6 @@ def _check_arguments(args: ReportCommand) -> None:
     for spec in _load_options(args).models:
         if not is_file_spec(spec):
             raise UsageError(f"--model {spec!r} is no network of your own, which alone needs naming: {SPEC_HINT}.")
-    if not args.no_figures:
-        check_matplotlib()
 
 
 def _load_options(args: ReportCommand) -> LoadOptions:
@@ -412,7 +417,7 @@ def _write_files(story: Report, out: Path, args: ReportCommand) -> None:
             file.unlink()
     for name, text in texts.items():
         write_atomic(out / name, text.encode())
-    if not args.no_figures:
+    if not args.no_figures and has_matplotlib():
         _draw_figures(story, folder)
 
 

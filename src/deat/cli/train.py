@@ -31,7 +31,7 @@ from deat.cli.training_progress import PhaseTimer, TrainingProgress
 from deat.data import DataSplits, LazyImages
 from deat.errors import CheckpointError, UsageError
 from deat.integrations.loggers import RunLog, get_loggers
-from deat.integrations.loggers.run_log import get_recorded_loggers, read_interval
+from deat.integrations.loggers.run_log import get_recorded_loggers, read_log_options
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
 from deat.runs.initial_scores import InitialScores, score_initial_weights
@@ -58,8 +58,8 @@ from deat.threat import format_threat
 from deat.training.callbacks import CallbackLike
 from deat.training.config import TrainConfig
 from deat.training.cost_estimate import CostEstimate
-from deat.training.epoch_format import EpochPrinter, format_epoch
 from deat.training.messages import collect_start_notes, describe_resume_position, format_command
+from deat.training.progress_lines import EpochPrinter, format_epoch
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths
@@ -187,6 +187,7 @@ class TrainOptions:
     baseline: str = "auto"
     log: str | None = None
     log_every: int = 0
+    log_checkpoints: bool = False
     dry_run: bool = False
     json: bool = False
 
@@ -375,13 +376,16 @@ class TrainSession:
     def _logging(self) -> Iterator[RunLog | None]:
         """What writes into the loggers of --log; a resumed run without the flag has those that it was begun with."""
         folder = self.out / LOGS_FOLDER
-        loggers, every = self.loggers, self.options.log_every
+        loggers, every, checkpoints = self.loggers, self.options.log_every, self.options.log_checkpoints
         if self.options.log is None and self.training.resumed:
-            loggers, every = get_recorded_loggers(folder, self.notify), every or read_interval(folder)
+            recorded = read_log_options(folder)
+            loggers, every = get_recorded_loggers(folder, self.notify), every or recorded[0]
+            checkpoints = checkpoints or recorded[1]
         if not loggers or not self.distributed.is_main:
             yield None
             return
-        with RunLog(loggers, folder, every=every, name=self.out.name, notify=self.notify) as log:
+        options: dict[str, Any] = {"every": every, "checkpoints": checkpoints}
+        with RunLog(loggers, folder, name=self.out.name, notify=self.notify, **options) as log:
             yield log
 
     @contextmanager
@@ -414,9 +418,11 @@ def _create_run_folder(run: Run, options: TrainOptions, resume: ResumePolicy) ->
 
 
 def _explain_missing_scores(data: str, evaluate_command: str) -> str:
+    kind, noun = data.partition(":")[0], "examples" if data.startswith("audio:") else "images"
+    folders = "its folders" if kind == "segmentation" else "class folders"
     return (
-        f"nothing was scored: {data} has no test images. Put class folders into train/ and test/ (or val/) there, or "
-        f"score this run on such a folder: {evaluate_command} --data folder:PATH"
+        f"nothing was scored: {data} has no test {noun}. Put {folders} into train/ and test/ (or val/) there, or score this "
+        f"run on such a folder: {evaluate_command} --data {kind}:PATH"
     )
 
 
@@ -557,10 +563,12 @@ class TrainCommand:
     """Where to log: names from `deat list loggers` with commas, such as tensorboard,csv; files go to logs/ in --out."""
     log_every: IntFlag = 0
     """Also log the loss of every so many batches; 0 for none."""
+    log_checkpoints: bool = False
+    """Also store every checkpoint as an artefact, where the tool has them."""
     data_root: OptionalStr = None
     """The folder of data sets ($DEAT_DATA, or ~/.cache/deat)."""
     download: bool = False
-    """Download the data set by its name if it is not on disk."""
+    """Download the data set, and what timm:NAME, torchvision:NAME and hf:NAME need, if it is not on disk."""
     size: OptionalInt = None
     """folder: side to which images are resized and cropped (their own where all have the same, else 224); audio: samples
     of a recording (the median)."""
@@ -666,6 +674,8 @@ class ResumeCommand:
     """Where to log; by default where the run was logged so far."""
     log_every: IntFlag = 0
     """Also log the loss of every so many batches; 0 for none."""
+    log_checkpoints: bool = False
+    """Also store every checkpoint as an artefact, where the tool has them."""
     data_root: OptionalStr = None
     """The folder of data sets ($DEAT_DATA, or ~/.cache/deat)."""
     json: bool = False
@@ -692,7 +702,7 @@ def run_resume(args: ResumeCommand) -> int:
         run = load_run_to_resume(record, method=args.method, model=args.model, data_root=args.data_root)
     if distributed.is_main:
         print_recorded_data_root(run.splits)
-    logging: dict[str, Any] = {"log": args.log, "log_every": args.log_every}
+    logging: dict[str, Any] = {name: getattr(args, name) for name in ("log", "log_every", "log_checkpoints")}
     options = TrainOptions(out=str(folder), inexact=args.inexact, json=args.json, **logging, **asdict(scoring))
     return TrainSession(run, options, run.trainer(distributed=distributed), ResumePolicy.REQUIRED).play()
 

@@ -8,11 +8,10 @@ from rich.live import Live
 from rich.text import Text
 
 from deat.training.engine_choice import ENGINE_LABELS
-from deat.training.epoch_format import format_epoch_short, format_magnitude
 from deat.training.epoch_records import EpochStats, EpochTiming
 from deat.training.messages import describe_missing_growth
+from deat.training.progress_lines import TrainingLine, format_epoch_short, format_magnitude
 from deat.training.trainer import Trainer
-from deat.training.training_line import TrainingLine
 from deat.utils.text import format_seconds, make_printable
 
 

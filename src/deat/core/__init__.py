@@ -7,15 +7,16 @@ in which order they are made. docs/python.md and examples/own_loop.py show a loo
 from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.freeze_rules import FreezeRule, FreezeWhenConverged, FreezeWhenFooled
 from deat.core.game import Game
-from deat.core.gradient_penalty import GradientPenalty
+from deat.core.gradient_penalty import GradientAlignment, GradientPenalty
 from deat.core.inner_attack import InnerAttack
-from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.meter import EpochRecord, Meter
 from deat.core.move_order import Craft, PenaliseGradient, PerturbWeights, Play, Relay, Replay
-from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
+from deat.core.remembered_starts import RememberStarts
+from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, StartConsistency, Trades, TrainingLoss
 from deat.core.weight_perturbation import WeightPerturbation
+from deat.tasks.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 
 __all__ = [
     "Budget",
@@ -28,6 +29,7 @@ __all__ = [
     "FreezeWhenConverged",
     "FreezeWhenFooled",
     "Game",
+    "GradientAlignment",
     "GradientPenalty",
     "InnerAttack",
     "LossOutput",
@@ -40,7 +42,9 @@ __all__ = [
     "PerturbWeights",
     "Play",
     "Relay",
+    "RememberStarts",
     "Replay",
+    "StartConsistency",
     "Trades",
     "TrainingLoss",
     "WeightPerturbation",

@@ -48,7 +48,7 @@ class Buffers:
         y: The labels, of whatever shape the task has.
         delta: The perturbation.
         grad: The gradient of each example's own loss by its own delta: not divided by the batch size, not scaled.
-        initial_delta: The perturbation at the start, for DAT.
+        initial_delta: The perturbation at the start, for DAT and for losses that need it.
         reference_logits: The outputs for the clean examples, for the TRADES attack.
         steps_left: The steps that FAT still allows each example.
         active: Which examples still move, under a freeze rule.
@@ -57,6 +57,7 @@ class Buffers:
             accuracy.
         magnitude: The dual norm of each example's gradient, at the move that the `MagnitudeProbe` names.
         valid: Whether the last update was made; a loss scaler skips those that overflow.
+        noise: Noise in the ball, for a penalty that needs it.
         ball: The number of the ball that each example's perturbation is in, where the threat model is a union.
         measured: The values of the method's measurements, examples x measurements.
     """
@@ -73,6 +74,7 @@ class Buffers:
     num_correct: Tensor
     magnitude: Tensor
     valid: Tensor
+    noise: Tensor
     ball: Tensor
     measured: Tensor
 
@@ -102,6 +104,7 @@ class Buffers:
             num_correct=scalar.clone(),
             magnitude=x.new_zeros(batch_size),
             valid=torch.ones_like(scalar, dtype=torch.bool),
+            noise=x.new_zeros(batch_size, 0),
             ball=torch.zeros(batch_size, dtype=torch.int64, device=y.device),
             measured=x.new_zeros(batch_size, num_measurements),
         )

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.first_layer import FirstLayer, find_first_layer
-from deat.core.gradient_penalty import GradientPenalty
+from deat.core.gradient_penalty import AddedPenalty
 from deat.core.inner_attack import DeltaScale, InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.meter import Meter
 from deat.core.network_calls import NetworkCalls, unwrap_ddp
+from deat.core.remembered_starts import StartMemory
 from deat.core.training_losses import Objective
 from deat.core.union_rules import make_union_rule
 from deat.core.weight_perturbation import StoredTensors, WeightPerturbation
@@ -71,10 +72,13 @@ class Game:
         after_update: Called after every update of theta, outside recordings; None for nothing.
         global_batch_size: How many images the batch has in all processes together; set it before `begin_batch` where
             several processes share a batch.
+        start_memory: The starts that the attack remembers for each image; see `remember_starts`.
+        batch_index: The numbers of the batch's examples in the training data, in all processes together; set it before
+            `begin_batch` where starts are remembered.
         last_batch: The buffers of the last batch that ended.
         has_static_gradients: Whether the weights' gradients stay in the same memory, so that recordings can add to
             them.
-        penalty: What is added to the loss in the last update of each batch; a play of g+ sets it.
+        penalty: What is added to the loss in the last update of each batch; a play of g+ or gradalign sets it.
         weight_perturbation: How the weights are perturbed in the last update of each batch; a play of awp+ sets it.
         last_updates: How many updates were the last of their batch.
 
@@ -121,11 +125,14 @@ class Game:
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
         threat = parse_threat(threat)
         self.calls = NetworkCalls(net, objective, attack, threat, self.task, self.executor)
+        self.start_memory: StartMemory | None = None
+        self.batch_index: Tensor | None = None
+        self._must_remember, self._epoch = False, 0
         self.last_batch: Buffers | None = None
         self.union_rule = make_union_rule(threat, device, distributed)
         self._is_attacked = False
         self.has_static_gradients = False
-        self.penalty: GradientPenalty | None = None
+        self.penalty: AddedPenalty | None = None
         self.weight_perturbation: WeightPerturbation | None = None
         self.last_updates = 0
         self._has_summed_gradients, self._has_updated = False, False
@@ -184,7 +191,12 @@ class Game:
         if self.union_rule is not None:
             drawn = self.union_rule.draw(self.global_batch_size or len(buffers), self.generator)
             buffers.ball.copy_(drawn[self._own_rows])
+        self._must_remember, self._epoch = self.attack.remember is not None and budget.k > 0, budget.epoch
         buffers.delta.copy_(self._initial_delta(buffers))
+        if self.penalty is not None and self.penalty.needs_noise:
+            self._draw_noise(buffers)
+        if self.calls.needs_start or self._must_remember:
+            buffers.initial_delta.copy_(buffers.delta)
         if self.attack.freeze is not None:
             self.attack.freeze.reset(buffers, self.level)
             if not self._has_own_images:
@@ -225,6 +237,9 @@ class Game:
             full_batch_size=self.global_batch_size,
             rows=self._own_rows,
         )
+        if self.attack.remember is not None:
+            remembered = self._memory().recall(self._index()[self._own_rows], self._epoch, start, self.threat.eps)
+            return self.attack.project(self._threat_of_carried(buffers, remembered), buffers.x, remembered)
         if self.carried_delta is not None and self.carried_delta.shape[1:] == buffers.x.shape[1:]:
             carried = self.carried_delta[: len(buffers)]  # the other rows of a larger batch keep their random start
             start[: len(carried)] = self.attack.project(
@@ -232,12 +247,71 @@ class Game:
             )
         return start
 
+    def _draw_noise(self, buffers: Buffers) -> None:
+        noise = self.batch_threat(buffers).initial_delta(
+            buffers.x, "uniform", self.generator, full_batch_size=self.global_batch_size, rows=self._own_rows
+        )
+        if buffers.noise.shape != noise.shape:  # the first batch of this shape
+            buffers.noise = torch.zeros_like(buffers.x)
+        buffers.noise.copy_(noise)
+
     def _threat_of_carried(self, buffers: Buffers, carried: Tensor) -> ThreatModel:
         """The threat model that the carried perturbations, those of the first rows, are projected to."""
         if self.union_rule is None:
             return self.threat
         ball = buffers.ball[: len(carried)]
         return self.union_rule.union.at(ball.copy_(self.union_rule.ball_of_carried(carried, ball)))
+
+    def remember_starts(self, num_examples: int, shape: tuple[int, ...]) -> None:
+        """Allocate the memory of an attack that remembers a start for each image; see `StartMemory`.
+
+        Args:
+            num_examples: The number of training examples.
+            shape: The shape of one example.
+
+        Raises:
+            UsageError: If the attack remembers no starts.
+            DataError: If they do not fit into memory.
+        """
+        if self.attack.remember is None:
+            raise UsageError("the attack remembers no starts. Give it one that does, such as that of fgsm-pgi.")
+        self.start_memory = StartMemory(
+            self.attack.remember, num_examples, shape, self.engine.device, distributed=self.distributed
+        )
+
+    def _memory(self) -> StartMemory:
+        if self.start_memory is None:
+            raise UsageError(
+                "this attack (fgsm-pgi) remembers a start for each training image. deat.fit and deat.Trainer number the images "
+                "of data that deat reads itself. In a loop of your own, call game.remember_starts(num_images, shape) once, and "
+                "set game.batch_index to the numbers of a batch's images before each batch."
+            )
+        return self.start_memory
+
+    def _index(self) -> Tensor:
+        """The numbers of the batch's examples in all processes together, on the device."""
+        if self.batch_index is None:
+            raise UsageError(
+                "this attack (fgsm-pgi) remembers a start for each image: set game.batch_index to the numbers of the batch's "
+                "images, int64 of shape (batch,)."
+            )
+        return self.batch_index.to(self.engine.device, non_blocking=True)
+
+    def _remember_start(self, buffers: Buffers) -> None:
+        """After the first step of a batch: let the gradient at the start choose the images' next start."""
+        if self._must_remember:
+            self._must_remember = False
+            self._memory().update(
+                self._index(),
+                self._own_rows,
+                self._epoch,
+                buffers.x,
+                buffers.initial_delta,
+                buffers.grad,
+                self.batch_threat(buffers),
+                self.step_size,
+                has_own_images=self._has_own_images,
+            )
 
     def batch_threat(self, buffers: Buffers) -> ThreatModel:
         """Return the threat model of a batch: under a union, that in which each example has its ball.
@@ -278,6 +352,7 @@ class Game:
             self.executor.prepare_forward(buffers.x)
             self._run_move("ascend", self._ascend, buffers)
         self.delta_scale.restore()
+        self._remember_start(buffers)
         if self.probe.move == "ascend":
             self._run_move("measure", self._measure_magnitude, buffers)
 
@@ -345,7 +420,7 @@ class Game:
         if self.after_update:
             self.after_update()
 
-    def _joint_update(self, penalty: GradientPenalty | None, is_perturbed: bool, buffers: Buffers) -> None:
+    def _joint_update(self, penalty: AddedPenalty | None, is_perturbed: bool, buffers: Buffers) -> None:
         finite = self.compute_both_gradients(buffers, penalty=penalty, is_measured=not is_perturbed)
         if is_perturbed:
             self._stored_weights.restore()
@@ -378,7 +453,7 @@ class Game:
         self,
         buffers: Buffers,
         layer: FirstLayer | None = None,
-        penalty: GradientPenalty | None = None,
+        penalty: AddedPenalty | None = None,
         is_measured: bool = True,
     ) -> Tensor | None:
         """Compute the gradients by theta and by delta, as a part of a move.
@@ -406,7 +481,7 @@ class Game:
         with self.engine.autocast():
             visible = self.attack.visible_delta(self.threat, buffers.x, delta)
             if penalty is not None:
-                bound = partial(penalty.add_to, threat=self.batch_threat(buffers))
+                bound = partial(penalty.add_to, threat=self.batch_threat(buffers), noise=buffers.noise)
                 loss, logits, own_grad = self.calls.penalised_objective(buffers, visible, bound)
             elif layer is None:
                 loss, logits = self.calls.objective(buffers, visible)
@@ -486,9 +561,14 @@ class Game:
             self.executor.prepare_forward(buffers.x)
         self._run_move("step", self.step_delta, buffers)
         self.delta_scale.restore()
+        self._remember_start(buffers)
 
     def step_delta(self, buffers: Buffers) -> None:
-        """Step delta as `step` does, as a part of a move."""
+        """Step delta as `step` does, as a part of a move.
+
+        Args:
+            buffers: The batch's buffers.
+        """
         if self.attack.freeze is None and self.union_rule is None:
             self.calls.projected_step(buffers.x, buffers.delta, buffers.grad, self.step_size, out=buffers.delta)
             return
@@ -539,7 +619,15 @@ class Game:
 
         Args:
             buffers: The batch's buffers.
+
+        Raises:
+            UsageError: The attack remembers starts, and the play made no step that it could remember.
         """
+        if self._must_remember:
+            raise UsageError(
+                "the attack remembers a start for each image, and the play made no step of delta with game.ascend or game.step "
+                "(yopo makes none). Use a play such as Craft or Replay."
+            )
         self._run_move("close", partial(self.meter.add, has_own_images=self._has_own_images), buffers)
         if self.union_rule is not None and self._is_attacked:
             self._run_move("observe", partial(self.union_rule.observe, has_own_images=self._has_own_images), buffers)
@@ -596,7 +684,11 @@ class Game:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def effective_batch_size(self, buffers: Buffers) -> float:
-        """Return the size to divide this process's sum of losses by, so that DDP's average is the batch mean."""
+        """Return the size to divide this process's sum of losses by, so that DDP's average is the batch mean.
+
+        Args:
+            buffers: The batch's buffers.
+        """
         return len(buffers) if self.global_batch_size is None else self.global_batch_size / self.distributed.size
 
     @property

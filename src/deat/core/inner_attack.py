@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deat.core.buffers import Buffers
 from deat.core.freeze_rules import FreezeRule
+from deat.core.remembered_starts import RememberStarts
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
@@ -46,10 +47,12 @@ class InnerAttack:
         leaves_ball: Whether delta is kept in the box alone, and may leave the ball, as in N-FGSM.
         start_radius: The radius of the random start in units of eps; above 1 it needs `leaves_ball`. The starts "zero" and
             "jitter" have no radius.
+        remember: How each image's start follows from earlier epochs, as in FGSM-PGI; None for a random start each time.
+            It is for methods that craft or replay.
 
     Raises:
         UsageError: If the loss is unknown or a lambda, `compact` is set without a freeze rule or in train mode, or a delta
-            that leaves the ball is carried, or a larger start does not leave it.
+            that leaves the ball is carried, or a larger start does not leave it, or starts are carried and remembered.
 
     Example:
         >>> attack = deat.InnerAttack(loss="kl", start="jitter", batch_norm="eval")
@@ -65,6 +68,7 @@ class InnerAttack:
     compact: bool = False
     leaves_ball: bool = False
     start_radius: float = 1.0
+    remember: RememberStarts | None = None
 
     def __post_init__(self) -> None:
         if getattr(self.loss, "__name__", "") == "<lambda>":
@@ -89,6 +93,12 @@ class InnerAttack:
                 "batch. Leave persistent out, or use a method such as fgsm or free-4."
             )
 
+        if self.remember is not None and self.persistent:
+            raise UsageError(
+                "persistent starts from the delta of the batch before, and this attack (fgsm-pgi) from one that it remembers "
+                "for each image. Leave persistent out."
+            )
+
     @property
     def needs_reference(self) -> bool:
         """Whether the loss needs the logits of the clean images."""
@@ -100,7 +110,11 @@ class InnerAttack:
         return self.needs_reference and self.start == "jitter" and not self.persistent
 
     def loss_fn(self, task: Task = CLASSIFICATION) -> InnerLoss:
-        """Return the per-example loss to maximise, on a task."""
+        """Return the per-example loss to maximise, on a task.
+
+        Args:
+            task: What outputs and labels mean.
+        """
         return INNER_LOSSES[self.loss][1](task) if isinstance(self.loss, str) else self.loss
 
     @property
@@ -109,7 +123,14 @@ class InnerAttack:
         return (INNER_LOSSES[self.loss][0],) if isinstance(self.loss, str) else ()
 
     def check_threat(self, threat: ThreatModel) -> None:
-        """Raise UsageError for a threat model that the attack is not defined for."""
+        """Raise UsageError for a threat model that the attack is not defined for.
+
+        Args:
+            threat: The threat model.
+
+        Raises:
+            UsageError: The attack is not defined for it.
+        """
         if self.leaves_ball and len(threat.balls) > 1:
             raise UsageError(
                 "n-fgsm does not project delta, and training against several threats projects it from one ball onto another. "
@@ -137,7 +158,15 @@ class InnerAttack:
         full_batch_size: int | None = None,
         rows: slice = slice(None),
     ) -> Tensor:
-        """Return random starts; see `ThreatModel.initial_delta`."""
+        """Return random starts; see `ThreatModel.initial_delta`.
+
+        Args:
+            threat: The threat model.
+            x: The images, (B, ...).
+            generator: The source of random starts.
+            full_batch_size: See `ThreatModel.initial_delta`.
+            rows: See `ThreatModel.initial_delta`.
+        """
         return self._start_threat(threat).initial_delta(
             x, self.start, generator, full_batch_size=full_batch_size, rows=rows
         )
@@ -153,17 +182,36 @@ class InnerAttack:
         return self.persistent and self.carries_unclipped
 
     def visible_delta(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-        """Return the perturbation that the network sees; pixels that are clamped have no gradient."""
+        """Return the perturbation that the network sees; pixels that are clamped have no gradient.
+
+        Args:
+            threat: The threat model.
+            x: The images.
+            delta: Their perturbations.
+        """
         return threat.clip_to_box(x + delta) - x if self.clamps_images else delta
 
     def project(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-        """Project delta into the ball, unless it may leave it, and into the box if that is where the pixel range is kept."""
+        """Project delta into the ball, unless it may leave it, and into the box if that is where the pixel range is kept.
+
+        Args:
+            threat: The threat model.
+            x: The images.
+            delta: Their perturbations.
+
+        Returns:
+            The projected perturbations.
+        """
         if self.leaves_ball:
             return threat.project_to_box(x, delta)
         return threat.project_to_ball(delta) if self.clamps_images else threat.project(x, delta)
 
     def active_indices(self, buffers: Buffers) -> Tensor:
-        """Return the indices of the active examples. Reads the device; used by `compact` only."""
+        """Return the indices of the active examples. Reads the device; used by `compact` only.
+
+        Args:
+            buffers: The batch's buffers.
+        """
         return torch.nonzero(buffers.active).squeeze(1)
 
 

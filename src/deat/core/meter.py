@@ -112,7 +112,11 @@ class Meter:
         return {"sums": self.sums.tolist(), "counts": self.counts.tolist()}
 
     def load_state_dict(self, state: dict[str, list[float]]) -> None:
-        """Restore the sums of an unfinished epoch, in place."""
+        """Restore the sums of an unfinished epoch, in place.
+
+        Args:
+            state: What `state_dict` returned.
+        """
         self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         self.counts.copy_(torch.tensor(state["counts"], dtype=torch.float64))
 

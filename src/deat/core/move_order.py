@@ -10,7 +10,7 @@ from torch import Tensor
 from deat.core.buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
 from deat.core.game import Game
-from deat.core.gradient_penalty import GradientPenalty
+from deat.core.gradient_penalty import AddedPenalty
 from deat.core.union_rules import compares_losses
 from deat.core.weight_perturbation import WeightPerturbation
 from deat.errors import UsageError
@@ -47,7 +47,11 @@ class Play(Protocol):
         """
 
     def backprops(self, budget: Budget) -> int:
-        """Return the number of backprops of one batch."""
+        """Return the number of backprops of one batch.
+
+        Args:
+            budget: The k and the step size of the batch.
+        """
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,14 @@ class Relay:
         game.end_batch(buffers)
 
     def check_threat(self, threat: ThreatModel) -> None:
-        """Raise UsageError for a union whose steps compare losses, which the first layer alone cannot compute."""
+        """Raise UsageError for a union whose steps compare losses, which the first layer alone cannot compute.
+
+        Args:
+            threat: The threat model.
+
+        Raises:
+            UsageError: Its steps compare losses.
+        """
         if compares_losses(threat):
             raise UsageError(
                 "yopo's cheap steps see the network's first layer alone, and a union with the rule 'worst' compares losses at "
@@ -170,7 +181,7 @@ class _ChangesLastUpdate:
 
 @dataclass(frozen=True)
 class PenaliseGradient(_ChangesLastUpdate):
-    """Another play, with a penalty on the gradient of the loss by the input in the last update of each batch (g+).
+    """Another play, with a penalty on the gradient of the loss by the input in the last update of each batch (g+, gradalign).
 
     Args:
         play: The other play.
@@ -178,7 +189,7 @@ class PenaliseGradient(_ChangesLastUpdate):
     """
 
     play: Play
-    penalty: GradientPenalty
+    penalty: AddedPenalty
     prefix: ClassVar[str] = "g+"
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:

@@ -114,15 +114,23 @@ class NetworkCalls:
             self._executor.single_process,
         )
 
+    @property
+    def needs_start(self) -> bool:
+        """Whether the training loss needs the perturbation that a batch started from."""
+        return bool(getattr(self.unwrapped_objective, "needs_start", False))
+
     def objective(self, buffers: Buffers, delta: Tensor) -> LossOutput:
         """The training loss at x + delta; with several processes, this is where DDP synchronises."""
         compiled = self._compiled_for(buffers.x)
         function: ObjectiveFunction = compiled.objective if compiled else self._objective
+        if self.needs_start:
+            return function(buffers.x, delta, buffers.y, None, buffers.initial_delta)
         return function(buffers.x, delta, buffers.y)
 
     def penalised_objective(self, buffers: Buffers, delta: Tensor, penalty: Penalty) -> PenalisedOutput:
         """The training loss at x + delta with a penalty. It takes gradients inside, so it is never compiled."""
-        output: PenalisedOutput = self._objective(buffers.x, delta, buffers.y, penalty)
+        start = buffers.initial_delta if self.needs_start else None
+        output: PenalisedOutput = self._objective(buffers.x, delta, buffers.y, penalty, start)
         return output
 
     def objective_with_offsets(self, buffers: Buffers, delta: Tensor, layer: FirstLayer) -> LossOutput:
@@ -191,8 +199,8 @@ def _objective_with_half_weights(objective: nn.Module, half_weights: HalfWeights
         return objective
     weights = half_weights.trainable_copies(objective)
 
-    def call(x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
-        output: LossOutput = functional_call(objective, weights, (x, delta, y))
+    def call(x: Tensor, delta: Tensor, y: Tensor, *others: Any) -> LossOutput:
+        output: LossOutput = functional_call(objective, weights, (x, delta, y, *others))
         return output
 
     return call

@@ -35,7 +35,11 @@ class WeightPerturbation:
         check_int("the warm-up of awp+", self.warmup, 0)
 
     def is_active(self, epoch: int) -> bool:
-        """Return whether the weights are perturbed in an epoch, counted from 0."""
+        """Return whether the weights are perturbed in an epoch, counted from 0.
+
+        Args:
+            epoch: The epoch, from 0.
+        """
         return epoch >= self.warmup
 
     @torch.no_grad()

@@ -75,15 +75,30 @@ class Augment:
         Returns:
             Images of the same shape and type.
         """
-        channels, height, width = images.shape[1:]
-        padded = zero_pad(images, [self.pad] * 4)
-        row = torch.arange(height, device=images.device)
-        col = torch.arange(width, device=images.device)
+        return self._crop(zero_pad(images, [self.pad] * 4), params)
+
+    def apply_to_masks(self, masks: Tensor, params: AugmentParams, fill: int) -> Tensor:
+        """Crop and flip masks as their images are.
+
+        Args:
+            masks: The class of each pixel, (N, H, W).
+            params: The parameters that the images were changed by.
+            fill: The label of pixels that come from the padding.
+
+        Returns:
+            Masks of the same shape and type.
+        """
+        return self._crop(zero_pad(masks[:, None], [self.pad] * 4, value=fill), params)[:, 0]
+
+    def _crop(self, padded: Tensor, params: AugmentParams) -> Tensor:
+        channels, height, width = padded.shape[1], padded.shape[2] - 2 * self.pad, padded.shape[3] - 2 * self.pad
+        row = torch.arange(height, device=padded.device)
+        col = torch.arange(width, device=padded.device)
         rows = params.top[:, None] + row
         cols = params.left[:, None] + torch.where(params.flip[:, None], width - 1 - col, col)
         index = (rows[:, :, None] * padded.shape[3] + cols[:, None, :]).flatten(1)
         index = index[:, None].expand(-1, channels, -1)
-        return padded.flatten(2).gather(2, index).view_as(images)
+        return padded.flatten(2).gather(2, index).view(len(padded), channels, height, width)
 
 
 def check_augment(augment: Any) -> Any:

@@ -1,6 +1,7 @@
 """The order of images in an epoch, and which of them are in each batch."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import count
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from deat.utils.distributed import BatchShard
 from deat.utils.seeding import derive_seed
 
 
+@lru_cache(maxsize=4)
 def epoch_order(num_examples: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
     """Return the order of the examples in an epoch.
 
@@ -22,7 +24,7 @@ def epoch_order(num_examples: int, seed: int, epoch: int, *, shuffle: bool) -> T
         shuffle: Whether to draw a random order; else the examples stay in their own.
 
     Returns:
-        Indices on the CPU, int64 of shape (num_examples,). They depend on the arguments only.
+        Indices on the CPU, int64 of shape (num_examples,), not to be changed. They depend on the arguments only.
     """
     if not shuffle:
         return torch.arange(num_examples)

@@ -32,7 +32,8 @@ class ChannelStats(NamedTuple):
 
     def describe(self) -> str:
         """What images are normalised by, and on how many that was measured."""
-        measured = f", measured on {self.images:,} training images" if self.images else ""
+        noun = "images" if len(self.mean) <= _MAX_SHOWN else "examples"
+        measured = f", measured on {self.images:,} training {noun}" if self.images else ""
         if len(self.mean) > _MAX_SHOWN:
             return f"mean and std of {len(self.mean)} features{measured}"
         mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -21,6 +22,8 @@ MAX_NUMBER_CLASSES = 20
 """A target of at most this many different whole numbers is taken for classes."""
 MAX_CATEGORIES = 100
 """A column of text with more values than this is no category."""
+_MISSING = {"nan", "na", "n/a", "null", "none", "inf", "-inf", "?", "-"}
+"""What stands for a missing number, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def read_table(path: Path, target: str | None, task: Task | None = None) -> Tabl
 def _read_csv(file: Path) -> tuple[list[str], list[list[str]]]:
     try:
         with open_plain_file(file) as binary, TextIOWrapper(binary, "utf-8-sig", newline="") as stream:
-            header, *rows = [row for row in csv.reader(stream) if row]
+            header, *rows = [row for row in csv.reader(stream) if row] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"cannot read the table {str(file)!r} ({reason}): expected a CSV file with a header.") from None
@@ -96,8 +99,13 @@ def _read_csv(file: Path) -> tuple[list[str], list[list[str]]]:
                 f"line {number} of {str(file)!r} has {sum(bool(v.strip()) for v in row)} values for {len(header)} columns. Fill "
                 "in or remove rows with missing values."
             )
-    if len(set(header)) < len(header) or not rows:
-        raise DataError(f"{str(file)!r} has two columns of one name, or no rows.")
+    repeated = next((name for name in header if header.count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"{str(file)!r} has two columns of the name {repeated!r}. Rename or remove one.")
+    if not rows:
+        raise DataError(f"{str(file)!r} has {'a header and no rows' if header else 'no header'}; expected a table.")
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
+        raise DataError(f"{str(file)!r} has a single column, {header[0]!r}. Separate columns by commas.")
     return header, rows
 
 
@@ -109,10 +117,36 @@ def _to_numbers(values: Sequence[str]) -> Tensor | None:
     return torch.tensor(numbers, dtype=torch.float64) if all(map(math.isfinite, numbers)) else None
 
 
+def _parse_column(name: str, values: Sequence[str]) -> Tensor | None:
+    """The numbers of a column; None for a category."""
+    if (numbers := _to_numbers(values)) is not None:
+        return numbers
+    others = [value for value in values if _to_numbers([value]) is None]
+    if 2 * len(others) > len(values):
+        return None
+    if all(value.lower() in _MISSING for value in others):
+        raise DataError(
+            f"the column {name!r} has no number in {len(others):,} of {len(values):,} rows, such as {others[0]!r}. Fill in or "
+            "remove rows with missing values."
+        )
+    warnings.warn(
+        f"the column {name!r} holds numbers, and in {len(others):,} of {len(values):,} rows text, such as {others[0]!r}: its "
+        "values are taken for categories.",
+        stacklevel=6,
+    )
+    return None
+
+
+def _is_fixed(numbers: Tensor) -> bool:
+    """Whether numbers are a category of two values, or number the rows from 0 or 1."""
+    distinct: Tensor = numbers.unique()  # type: ignore[no-untyped-call]
+    return len(distinct) == 2 or (float(numbers[0]) in (0.0, 1.0) and bool((numbers.diff() == 1).all()))
+
+
 def _read_target(
     values: Sequence[str], name: str, task: Task | None, train: Tensor
 ) -> tuple[Tensor, tuple[str, ...], Task]:
-    numbers = _to_numbers(values)
+    numbers = _parse_column(name, values)
     if task is None:
         looks_like_classes = (
             numbers is None
@@ -121,13 +155,19 @@ def _read_target(
         task = CLASSIFICATION if looks_like_classes else Regression()
     if isinstance(task, Regression):
         if numbers is None:
-            raise DataError(f"the target {name!r} holds text, such as {values[0]!r}: a regression needs numbers.")
+            text = next(value for value in values if _to_numbers([value]) is None)
+            raise DataError(f"the target {name!r} holds text, such as {text!r}: a regression needs numbers.")
         known = numbers[train]
         deviation = float(known.std()) or 1.0
         return ((numbers - known.mean()) / deviation).to(torch.float32), (name,), task
     if not isinstance(task, Classification):
         raise UsageError(f"a table has one target column, for classification or regression, not for the task {task}.")
     classes = tuple(sorted(set(values)) if numbers is None else sorted(set(values), key=float))
+    if numbers is None and len(classes) > max(MAX_CATEGORIES, len(values) // 2):
+        raise DataError(
+            f"the target {name!r} holds text with {len(classes):,} different values in {len(values):,} rows, such as "
+            f"{values[0]!r}: these are no classes. Name another column."
+        )
     index = {value: i for i, value in enumerate(classes)}
     return torch.tensor([index[value] for value in values]), classes, task
 
@@ -138,12 +178,12 @@ def _read_features(columns: dict[str, list[str]], train: Tensor) -> tuple[Tensor
     scale: list[float] = []
     mutable: list[bool] = []
     for name, values in columns.items():
-        numbers = _to_numbers(values)
+        numbers = _parse_column(name, values)
         if numbers is not None:
             deviation = float(numbers[train].std())
             features.append(numbers[:, None])
             scale.append(deviation if deviation > 0 else 1.0)
-            mutable.append(True)
+            mutable.append(not _is_fixed(numbers))
             continue
         categories = sorted(set(values))
         if len(categories) > MAX_CATEGORIES:
@@ -155,5 +195,7 @@ def _read_features(columns: dict[str, list[str]], train: Tensor) -> tuple[Tensor
         scale += [1.0] * len(categories)
         mutable += [False] * len(categories)
     if not any(mutable):
-        raise DataError("the table has no column of numbers besides the target, so that nothing could be attacked.")
+        raise DataError(
+            "the table has no column of numbers that can change besides the target, so that nothing could be attacked."
+        )
     return torch.cat(features, 1).to(torch.float32), tuple(scale), tuple(mutable)

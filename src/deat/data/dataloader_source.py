@@ -303,6 +303,12 @@ class LoaderSource:
             )
         self._pixels_checked = self._pixels_checked or first == 0
 
+    def batch_indices(self, epoch: int, step: int) -> Tensor | None:
+        """Return the indices of the examples in a batch, over all processes; None for a user's own loader."""
+        if not isinstance(self.loader, EpochLoader):
+            return None
+        return self.loader.batch_sampler.indices(BatchPosition(epoch, step, BatchShard()))
+
     def stop_workers(self) -> None:
         """End the worker processes of a Dataset; those of a user's own loader are left alone."""
         if isinstance(self.loader, EpochLoader):

@@ -173,10 +173,15 @@ class ImageSet:
         self.check_lengths()
         check_dataset_size(len(self), 1)
         self.task.check_labels(self.labels, self.num_classes)
+        self.task.check_all_labels(self.labels)
         check_images(self.images, box=box)
 
     def check_lengths(self) -> None:
-        """Raise DataError if there are not as many labels as images."""
+        """Raise DataError if there are not as many labels as images.
+
+        Raises:
+            DataError: The numbers differ.
+        """
         if len(self.labels) != len(self.images):
             raise DataError(f"{len(self.images)} images but {len(self.labels)} labels; each image needs one label.")
 
@@ -186,7 +191,11 @@ class ImageSet:
         return hash_labels_and_sample(self.labels, sample.view(torch.uint8).numpy().tobytes())
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
-        """Return the images at `indices`, in this order."""
+        """Return the images at `indices`, in this order.
+
+        Args:
+            indices: The numbers of the images, from 0.
+        """
         index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
         labels = self.labels.index_select(0, index.to(self.labels.device))
         return ImageSet(self.images.index_select(0, index), labels, self.classes, self.task)

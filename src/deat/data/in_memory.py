@@ -85,7 +85,17 @@ class InMemorySource:
         for step in range(first, len(self)):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
             index = index[self.shard.rows(len(index))]
-            yield self._images_at(index, params), self._y.index_select(0, index)
+            yield self._images_at(index, params), self._labels_at(index, params)
+
+    def batch_indices(self, epoch: int, step: int) -> Tensor:
+        """Return the indices of the images in a batch, over all processes.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch, from 0.
+        """
+        order = epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle)
+        return order[step * self.batch_size : (step + 1) * self.batch_size]
 
     def _images_at(self, index: Tensor, params: AugmentParams | None) -> Tensor:
         if self.augment and params and self._can_use_crop_kernel:
@@ -94,6 +104,12 @@ class InMemorySource:
         if self.augment and params:
             x = self.augment.apply(x, params.select(index))
         return to_unit_range(x)
+
+    def _labels_at(self, index: Tensor, params: AugmentParams | None) -> Tensor:
+        y = self._y.index_select(0, index)
+        if self.augment and params and self.images.task.has_places:
+            return self.images.task.augment_labels(y, self.augment, params.select(index))
+        return y
 
     @cached_property
     def _can_use_crop_kernel(self) -> bool:

@@ -1,7 +1,7 @@
 """Turns any data that a user may have into a Source of batches on the device."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,6 +72,41 @@ class SeekableSource(Protocol):
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the batches of an epoch, starting at number `first`."""
+
+
+@runtime_checkable
+class IndexedSource(Protocol):
+    """A Source that may know which examples of the data a batch has."""
+
+    def batch_indices(self, epoch: int, step: int) -> Tensor | None:
+        """Return the indices of the examples in a batch, from 0, over all processes; None if they are not known.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch, from 0.
+        """
+
+
+def find_batch_indices(source: Source, method: str) -> Callable[[int, int], Tensor]:
+    """Return the function from an epoch and a batch to the indices of its examples.
+
+    Args:
+        source: The training source.
+        method: The name of the method that needs them, for the message.
+
+    Raises:
+        UsageError: If the source does not know which examples a batch has.
+    """
+    if isinstance(source, IndexedSource) and source.batch_indices(0, 0) is not None:
+        return source.batch_indices  # type: ignore[return-value]
+    kind = (
+        "a DataLoader or an iterable of batches" if isinstance(source, LoaderSource) else f"a {type(source).__name__}"
+    )
+    raise UsageError(
+        f"{method} remembers a start for each image, and {kind} does not say which images a batch has. Pass the Dataset "
+        "itself, the images as tensors, or a folder; a source of your own needs a method batch_indices(epoch, step). Or use "
+        "a method that remembers nothing, such as n-fgsm."
+    )
 
 
 @runtime_checkable
@@ -197,7 +232,7 @@ def as_source(
         )
     image_set = as_image_set(data, num_classes, task)
     if image_set is not None:
-        _check_augmentable(image_set.images, augment)
+        _check_augmentable(image_set, augment)
         return InMemorySource(
             image_set, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle, box=box
         )
@@ -246,12 +281,27 @@ def check_no_augment(data: Any, augment: Augment | None) -> None:
         )
 
 
-def _check_augmentable(images: Tensor, augment: Any) -> None:
-    """Raise UsageError if crops and flips are given for something else than images."""
+def _check_augmentable(image_set: ImageSet, augment: Any) -> None:
+    """Raise UsageError if crops and flips are given for something else than images, or labels cannot follow."""
+    images, labels, task = image_set.images, image_set.labels, image_set.task
     if isinstance(augment, Augment) and images.ndim != 4:
         raise UsageError(
             f"augment={augment!r} crops and flips images (N, C, H, W), and these examples have shape "
             f"{tuple(images.shape[1:])}. Omit augment, or give an object of your own with draw and apply."
+        )
+    if augment is None or not len(labels):
+        return
+    if task.has_places:
+        if isinstance(augment, Augment) and labels.shape[1:] != images.shape[2:]:
+            raise UsageError(
+                f"augment={augment!r} moves masks with their images, and masks of shape {tuple(labels.shape[1:])} are not of "
+                f"the size of images {tuple(images.shape[2:])}. Omit augment."
+            )
+        task.augment_labels(labels[:1], augment, augment.draw(1, torch.Generator().manual_seed(0)))
+    elif images.ndim > 2 and labels.ndim > 2 and labels.shape[-2:] == images.shape[-2:]:
+        raise UsageError(
+            f"augment={augment!r} moves pixels, and the labels of the task {task.name} have a value for each pixel. Give the "
+            "task has_places = True and augment_labels(labels, augment, params), or omit augment."
         )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from deat.data.archives import FileCollection
-from deat.data.batch_order import EpochBatchSampler
+from deat.data.batch_order import BatchPosition, EpochBatchSampler
 from deat.data.dataloader_source import EpochLoader
 from deat.data.image_decoding import centre_crop, open_image, random_resized_crop, to_tensor
 from deat.data.image_label_checks import check_dataset_size
@@ -99,7 +99,11 @@ class LazyImages:
         return to_tensor(centre_crop(image, self.size, EVAL_CROP_FRACTION))
 
     def subset(self, indices: Tensor | Sequence[int]) -> "LazyImages":
-        """Return the images at `indices`, in this order."""
+        """Return the images at `indices`, in this order.
+
+        Args:
+            indices: The numbers of the images, from 0.
+        """
         index = torch.as_tensor(indices, dtype=torch.int64)
         return LazyImages(self.files, self.file_indices[index], self.labels[index], self.classes, self.size)
 
@@ -221,6 +225,15 @@ class StreamingSource:
                 raise DataError(batch)
             x, y = (tensor.to(self.device, non_blocking=True) for tensor in batch)
             yield to_unit_range(x), y
+
+    def batch_indices(self, epoch: int, step: int) -> Tensor:
+        """Return the indices of the images in a batch, over all processes.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch, from 0.
+        """
+        return self._loader.batch_sampler.indices(BatchPosition(epoch, step, BatchShard()))
 
     def stop_workers(self) -> None:
         """End the worker processes; the next epoch starts new ones."""

@@ -110,7 +110,11 @@ class Engine:
         return net
 
     def to_memory_format(self, x: Tensor) -> Tensor:
-        """Return a batch in this engine's memory format."""
+        """Return a batch in this engine's memory format.
+
+        Args:
+            x: The batch, (B, ...).
+        """
         return x.contiguous(memory_format=self.memory_format) if x.dim() == 4 else x.contiguous()
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -120,11 +124,19 @@ class Engine:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return a loss scaled for backward."""
+        """Return a loss scaled for backward.
+
+        Args:
+            loss: The loss, a scalar.
+        """
         return self.scaler.scale(loss) if self.scaler else loss
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a loss, scaled. Not by autograd.grad, for which DDP would not average them."""
+        """Compute the gradients of a loss, scaled. Not by autograd.grad, for which DDP would not average them.
+
+        Args:
+            loss: The loss, a scalar.
+        """
         torch.autograd.backward(self.scale(loss))
 
     def unscale(self, grad: Tensor, examples: float) -> Tensor:
@@ -142,14 +154,27 @@ class Engine:
         return torch.nan_to_num(grad * (examples / self.scaler.scale(grad.new_ones(()))), posinf=0.0, neginf=0.0)
 
     def unscale_into(self, out: Tensor, grad: Tensor, examples: float) -> None:
-        """Write the result of `unscale` to `out`."""
+        """Write the result of `unscale` to `out`.
+
+        Args:
+            out: Where the result is written.
+            grad: The scaled gradient.
+            examples: See `unscale`.
+        """
         if self.scaler is None:
             torch.mul(grad, examples, out=out)
         else:
             out.copy_(self.unscale(grad, examples))
 
     def is_finite(self, grad: Tensor) -> Tensor | None:
-        """Return, under a loss scaler, whether a scaled gradient is finite, as a device value; otherwise None."""
+        """Return, under a loss scaler, whether a scaled gradient is finite, as a device value; otherwise None.
+
+        Args:
+            grad: The scaled gradient.
+
+        Returns:
+            The device value, or None.
+        """
         return None if self.scaler is None else torch.isfinite(grad).all()
 
     def step(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
@@ -172,7 +197,11 @@ class Engine:
         return is_taken
 
     def has_finite_gradients(self, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Return whether all gradients of an optimiser's weights are finite, as a device value."""
+        """Return whether all gradients of an optimiser's weights are finite, as a device value.
+
+        Args:
+            optimizer: The optimiser.
+        """
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         # The largest value, not the 2-norm: squares of scaled gradients may overflow although the gradients do not.
         return torch.isfinite(torch.nn.utils.get_total_norm(grads, norm_type=torch.inf))

@@ -70,7 +70,12 @@ class AdversarialExamples:
             kept[rows.cpu()] = new.cpu().to(kept.dtype)
 
     def has(self, attack: str, block: int) -> bool:
-        """Return whether a block of an attack was kept."""
+        """Return whether a block of an attack was kept.
+
+        Args:
+            attack: The attack's name.
+            block: The number of the block, from 0.
+        """
         return block in self._blocks.get(attack, {})
 
 

@@ -6,8 +6,9 @@ that it works under no_grad and inference_mode, and it leaves the model's mode a
 
 import re
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from deat.utils.user_code import accepts_argument
 
 DROP_FOOLED_STEPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
 """The steps after which misclassified images leave the batch; in between they only stop moving."""
+
+
+AnyAttack = TypeVar("AnyAttack")
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,13 @@ class Attack:
         start: Where the perturbation starts: zero, uniform, normal, bernoulli or jitter.
         loss: "ce" (the task's loss, such as cross-entropy), "margin" (the difference of logits of Carlini and Wagner), or
             "segpgd" (segmentation only: pixels that are still right count more).
-        freeze: Stop moving an image once it is misclassified, so that the worst iterate is scored. Without it the last
-            iterate is.
+        freeze: Stop moving an image once it is misclassified, so that the worst iterate is scored, or else the last one.
+            By default evaluations stop, and a call of your own runs all steps on every image, as training needs it.
         restarts: Number of runs from different starts.
 
     Example:
         >>> attack = deat.Attack("cw-50", steps=50, alpha=0.1, loss="margin")
-        >>> x_adv = attack(model, x, y, deat.Linf(8 / 255))
+        >>> x_adv = attack(model, x, y, deat.Linf(8 / 255))  # all 50 steps, on every image
     """
 
     name: str
@@ -52,7 +56,7 @@ class Attack:
     alpha: float = 0.25
     start: str = "uniform"
     loss: Literal["ce", "margin", "segpgd"] = "ce"
-    freeze: bool = True
+    freeze: bool | None = None
     restarts: int = 1
 
     def __call__(
@@ -96,8 +100,35 @@ class Attack:
                 x_adv[rows] = choose_worse(model, x_adv[rows], again, y[rows], task) if task.is_graded else again
             return x_adv
 
+    def resume(
+        self, model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: ThreatModel, task: Task = CLASSIFICATION
+    ) -> Tensor:
+        """Take all steps once more, from adversarial examples instead of from a start; restarts are not made.
+
+        Args:
+            model: Network that returns logits.
+            x: Images (B, ...).
+            y: Labels, with the examples first.
+            x_adv: What an earlier call returned for them.
+            threat: Threat model.
+            task: What outputs and labels mean.
+
+        Returns:
+            The adversarial examples after twice the steps.
+        """
+        with torch.inference_mode(False), torch.enable_grad(), eval_mode(model):
+            x, y = x.clone(), y.clone()
+            return self._attack_from_start(model, x, y, threat, x_adv - x, task)
+
     def check_task(self, task: Task) -> None:
-        """Raise UsageError if the task does not define the loss of this attack."""
+        """Raise UsageError if the task does not define the loss of this attack.
+
+        Args:
+            task: The task.
+
+        Raises:
+            UsageError: The task does not define it.
+        """
         if self.loss not in task.attack_losses:
             known = ", ".join(map(repr, task.attack_losses))
             reason = (
@@ -114,7 +145,7 @@ class Attack:
     ) -> Tensor:
         """The adversarial examples from one start."""
         clean, result, rows = x, delta.clone(), torch.arange(len(x), device=x.device)
-        all_y, keeps_worst = y, self.freeze and task.is_graded and self.steps > 0
+        all_y, keeps_worst = y, bool(self.freeze) and task.is_graded and self.steps > 0
         lowest = x.new_full((len(x),), torch.inf)
         unfrozen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for step in range(1, self.steps + 1):
@@ -292,6 +323,15 @@ def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor, 
     return fooled.index_put((index,), is_beaten(model, images[index].detach(), y[index], task))
 
 
+def as_judged(attack: AnyAttack) -> AnyAttack:
+    """Return an attack as evaluations run it: an Attack that leaves it open stops at misclassified images."""
+    if not isinstance(attack, Attack) or attack.freeze is not None:
+        return attack
+    judged = copy(attack)  # not replace(): a class of the user's may be built from other arguments
+    object.__setattr__(judged, "freeze", True)
+    return judged
+
+
 def call_attack(
     attack: Callable[..., Tensor],
     model: nn.Module,
@@ -306,6 +346,7 @@ def call_attack(
     Returns:
         The adversarial examples. Of several balls' it is the one that the model is most wrong about.
     """
+    attack = as_judged(attack)
     options = {"task": task} if accepts_argument(attack, "task") else {}
     worst: Tensor | None = None
     for ball in threat.balls[:1] if is_natural(attack) else threat.balls:
@@ -428,8 +469,24 @@ def logits_under_attack(
     Returns:
         The network's outputs, such as logits (B, classes).
     """
-    adv = call_attack(attack, model, x, y, threat, generator, task)
-    adv = torch.where(broadcast_mask(threat.contains(x, adv), x), adv, x)
-    with torch.no_grad(), eval_mode(model):
-        logits: Tensor = model(adv)
-    return logits
+    adv = attack_examples(model, x, y, attack, threat, generator, task)
+    with eval_mode(model):
+        return exact_outputs(model, adv)
+
+
+def attack_examples(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack,
+    threat: ThreatModel,
+    generator: torch.Generator | None = None,
+    task: Task = CLASSIFICATION,
+) -> Tensor:
+    """Return the adversarial examples; the arguments are those of `logits_under_attack`."""
+    return keep_valid(x, call_attack(attack, model, x, y, threat, generator, task), threat)
+
+
+def keep_valid(x: Tensor, x_adv: Tensor, threat: ThreatModel) -> Tensor:
+    """Return the adversarial examples, and the clean one in place of each that is outside the ball or the box."""
+    return torch.where(broadcast_mask(threat.contains(x, x_adv), x), x_adv, x)

@@ -27,8 +27,15 @@ from deat.evaluation.arguments import (
     count_outputs,
 )
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
-from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
-from deat.evaluation.fast_model import choose_attack_engine
+from deat.evaluation.block_evaluation import (
+    BlockEvaluator,
+    LabeledImages,
+    iter_blocks,
+    peek_images,
+    sample_images,
+    sample_indices,
+)
+from deat.evaluation.fast_model import choose_attack_engine, choose_attack_threads
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
 from deat.evaluation.resume_log import (
@@ -41,6 +48,7 @@ from deat.evaluation.resume_log import (
 )
 from deat.evaluation.sanity import (
     SANITY_IMAGES,
+    AttackProbe,
     Flag,
     FreshCopies,
     check_after_attacks,
@@ -53,13 +61,13 @@ from deat.evaluation.sanity import (
 from deat.evaluation.union import combine_balls
 from deat.evaluation.verified_attack import AttackLike, Judge, get_stages
 from deat.models.interface_checks import check_model
-from deat.models.output_objects import LogitsModel, has_logits, take_logits
+from deat.models.logits_wrapper import LogitsModel, has_logits, take_logits
 from deat.radius_checks import check_radius, get_tiny_radius_warnings
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, Union, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.torch_utils import choose_threads, device_of, use_threads
+from deat.utils.torch_utils import device_of, use_threads
 from deat.version import get_versions
 
 DEFAULT_BLOCK_SIZE = 500
@@ -132,8 +140,9 @@ def evaluate(
         cascade: Give each attack only the images that the ones before it did not fool. It is faster, but single attacks
             then have no accuracy.
         sanity: Run the sanity checks. Without them only a few flags can be raised.
-        precision: What attacks compute in: "fp32", "tf32", "bf16", "fp16", or "auto" for fp16 on a GPU and fp32
-            elsewhere. Images are always classified in float32 in the end.
+        precision: What attacks compute in: "fp32", "tf32", "bf16", "fp16", or "auto" for fp16 on a GPU, bf16 on a CPU
+            that multiplies it natively (classifiers with 200,000 weights or more), and fp32 elsewhere. Images are always
+            classified in float32 in the end.
         engine: How attacks run the model on a GPU: "graph" (CUDA graphs), "compile" (compiled, and CUDA graphs),
             "eager", or "auto", which compiles for long evaluations and otherwise uses graphs.
         threads: The number of CPU threads. Default: one for a small network, and what torch uses for others.
@@ -208,7 +217,7 @@ def evaluate(
     runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(radius).items()]
     show_flag = _once(on_flag)
     showing = nullcontext(progress) if callable(progress) else showing_progress(progress and distributed.is_main)
-    with showing as on_progress, use_threads(threads or choose_threads(model)):
+    with showing as on_progress, use_threads(threads or choose_attack_threads(model)):
         evaluations, logs = zip(*(run.run(source, on_progress, show_flag) for run in runs), strict=True)
     evaluation = combine_balls(evaluations, Union(*radius.balls), chosen) if len(evaluations) > 1 else evaluations[0]
     if save is not None and distributed.is_main:
@@ -346,8 +355,12 @@ class EvaluationRun:
         )
 
         started = perf_counter()
-        late_flags = self._check_results(evaluation, sample, on_progress, progress)
-        late_flags += self._check_memory(copies, sample, early_flags)
+        late_flags: list[Flag] = []
+        if sample is not None:
+            progress.start_checks()
+            on_progress(progress)
+            probe = self._make_probe(evaluation, sample, lambda: on_progress(progress))
+            late_flags = check_after_attacks(probe) + self._check_memory(copies, probe, early_flags)
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
@@ -379,35 +392,22 @@ class EvaluationRun:
             on_flag(flag)
         return flags
 
-    def _check_results(
-        self,
-        evaluation: Evaluation,
-        sample: LabeledImages | None,
-        on_progress: ProgressCallback,
-        progress: EvaluationProgress,
-    ) -> list[Flag]:
-        """Flags about the attacks' results, from more attacks on a sample of the images."""
-        if sample is None:
-            return []
-        progress.start_checks()
-        on_progress(progress)
-        return check_after_attacks(
-            evaluation,
-            self.judge.model,
-            self.request.threat,
-            *sample,
-            lambda: on_progress(progress),
-            self.request.task,
-        )
+    def _make_probe(
+        self, evaluation: Evaluation, sample: LabeledImages, on_attack_done: Callable[[], None]
+    ) -> AttackProbe:
+        """What attacks the sample in more ways."""
+        judge, (x, y) = self.judge, sample
+        rows = sample_indices(evaluation.num_images, SANITY_IMAGES)
+        model = judge.choose_attack_model(x)
+        threat, task = self.request.threat, self.request.task
+        return AttackProbe(model, judge.model, threat, x, y, rows, evaluation, on_attack_done, task)
 
-    def _check_memory(
-        self, copies: FreshCopies | None, sample: LabeledImages | None, early_flags: list[Flag]
-    ) -> list[Flag]:
+    def _check_memory(self, copies: FreshCopies | None, probe: AttackProbe, early_flags: list[Flag]) -> list[Flag]:
         """Flags about answers that depend on earlier questions; random ones always differ."""
         names = {flag.name for flag in early_flags}
-        if sample is None or copies is None or names & {"randomised", "training_mode", "not_finite"}:
+        if copies is None or names & {"randomised", "training_mode", "not_finite"}:
             return []
-        flag = check_memory(self.judge.model, copies, self.request.threat, *sample, self.request.task)
+        flag = check_memory(probe, copies)
         return [flag] if flag else []
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:

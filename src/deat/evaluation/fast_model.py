@@ -1,4 +1,4 @@
-"""A fast low-precision copy of a model, for attacks on a GPU: half precision or TF32, channels last, as CUDA graphs.
+"""A fast low-precision copy of a model for attacks: half precision or TF32, channels last, on a GPU as CUDA graphs.
 
 Attacks take logits and gradients from the fast model. Only the exact model, in float32, decides whether an image is
 classified correctly.
@@ -18,8 +18,10 @@ from deat.engine.cuda_graphs import capture_graph, device_context, forbid_synchr
 from deat.engine.engine import ENGINES
 from deat.engine.kernels import has_triton
 from deat.engine.kernels.graph_pass import fused_backend
+from deat.engine.precision import has_native_cpu_bf16
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attacks import compute_gradient
+from deat.utils.torch_utils import choose_threads
 
 EAGER_CALLS_BEFORE_RECORDING = 1
 """A batch size is recorded once it has come up more often than this."""
@@ -28,10 +30,13 @@ COMPILE_MIN_PASSES = 3_000_000
 """Image passes from which compiling saves time: it takes ten seconds the first time, and saves five in 1.4 million passes
 (docs/results/evaluation.md)."""
 ATTACK_PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
+MIN_CPU_BF16_WEIGHTS = 200_000
+"""A network with fewer weights in its layers is attacked in float32 on a CPU: it is so small that casts cost more."""
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_RELATIVE_LOGIT_ERROR = 0.05
 """The fast model is used only if its logits differ from the exact ones by no more than this, as a share of their norm."""
 EXACT_BATCH_IMAGES = 256
+"""Images in a batch of the exact model."""
 GRADIENT_SCALE = 1024.0
 """Gradients are multiplied by this on their way back, so that small ones do not underflow in half precision."""
 NetworkFn = Callable[[Tensor], Tensor]
@@ -61,25 +66,44 @@ def choose_attack_engine(wanted: str, device: torch.device, passes: int) -> str:
     return "eager" if device.type != "cuda" else "compile" if passes >= COMPILE_MIN_PASSES else "graph"
 
 
-def choose_attack_precision(wanted: str, device: torch.device) -> str:
+def choose_attack_precision(wanted: str, device: torch.device, num_weights: int = 0) -> str:
     """Choose the precision that attacks compute in.
 
     Args:
         wanted: "auto", "fp32", "tf32", "bf16" or "fp16".
         device: The model's device.
+        num_weights: The number of weights in the model's layers, from `count_layer_weights`; 0 if it must not compute in
+            half precision unless that is wanted.
 
     Returns:
-        One of these other than "auto", which is fp16 on a GPU (it rounds images no more coarsely than TF32) and fp32
-        elsewhere.
+        One of these other than "auto", which is fp16 on a GPU (it rounds images no more coarsely than TF32), bf16 for
+        all but small networks on a CPU that multiplies it natively, and fp32 elsewhere.
 
     Raises:
         UsageError: The precision is unknown, or needs a CUDA device and there is none.
     """
     if wanted not in ATTACK_PRECISIONS:
         raise unknown_name_error("precision", wanted, ATTACK_PRECISIONS)
-    if wanted in ("tf32", "bf16", "fp16") and device.type != "cuda":
-        raise UsageError(f"attacks in {wanted} need a CUDA device; use 'auto' or 'fp32'.")
-    return ("fp16" if device.type == "cuda" else "fp32") if wanted == "auto" else wanted
+    if wanted in ("tf32", "fp16") and device.type != "cuda":
+        raise UsageError(f"attacks in {wanted} need a CUDA device; use 'auto', 'bf16' or 'fp32'.")
+    if wanted != "auto":
+        return wanted
+    if device.type == "cuda":
+        return "fp16"
+    is_fast = device.type == "cpu" and num_weights >= MIN_CPU_BF16_WEIGHTS and has_native_cpu_bf16()
+    return "bf16" if is_fast else "fp32"
+
+
+def count_layer_weights(net: nn.Module) -> int:
+    """Return the number of weights of a network's convolutions and linear layers."""
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return sum(module.weight.numel() for module in net.modules() if isinstance(module, layers))
+
+
+def choose_attack_threads(net: nn.Module) -> int:
+    """Return how many CPU threads attacks use: one for a small network, which a second thread makes slower."""
+    is_small = count_layer_weights(net) < MIN_CPU_BF16_WEIGHTS
+    return choose_threads(net) if is_small else torch.get_num_threads()
 
 
 class PassCounter(nn.Module):
@@ -151,27 +175,34 @@ class FastModel(PassCounter):
     def forward(self, x: Tensor) -> Tensor:
         """Return the copy's logits, in float32."""
         x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+        if x.device.type == "cpu":  # which has no fp16, and the range of bf16 is that of float32
+            return self._count(self.forward_fn(x))
         logits = self.forward_fn(_scale_gradient(x, 1 / GRADIENT_SCALE))
         return _scale_gradient(self._count(logits), GRADIENT_SCALE)
 
     def exact_outputs(self, x: Tensor) -> Tensor:
         """Return the exact model's logits, without gradients.
 
-        Batches have one fixed size, because the first batch of each new size is slow on a GPU.
+        On a GPU batches have one fixed size, because the first batch of each new size is slow there.
         """
         with torch.no_grad(), full_precision():
             return torch.cat([self._exact_logits(part) for part in torch.split(x, EXACT_BATCH_IMAGES)])
 
     def _exact_logits(self, x: Tensor) -> Tensor:
-        missing = EXACT_BATCH_IMAGES - len(x)
+        missing = EXACT_BATCH_IMAGES - len(x) if x.device.type == "cuda" else 0
         padded = torch.cat((x, x[:1].expand(missing, *x.shape[1:]))) if missing else x
         logits: Tensor = self.exact_model(padded)
         return logits[: len(x)]
 
     def matches_exact(self, x: Tensor) -> bool:
         """Return whether the logits are close enough to the exact ones for attacks to use them; warn if not."""
-        with torch.no_grad():
-            logits, exact_logits = self(x), self.exact_model(x)
+        try:
+            with torch.no_grad():
+                logits, exact_logits = self(x), self.exact_model(x)
+        except RuntimeError as failure:  # an operation that has no half precision here
+            reason = str(failure).split("\n")[0]
+            warnings.warn(f"attacks run in float32, since the model fails in lower precision: {reason}", stacklevel=2)
+            return False
         error = float((logits - exact_logits).norm() / exact_logits.norm().clamp_min(1e-12))
         matches = error <= MAX_RELATIVE_LOGIT_ERROR  # a NaN does not match
         if not matches:

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from deat.evaluation.adversarial_examples import AdversarialExamples
 from deat.evaluation.attacks import call_attack, exact_outputs, is_natural
-from deat.evaluation.fast_model import CountingModel, FastModel, choose_attack_precision, exact_float32, full_precision
+from deat.evaluation.fast_model import (
+    CountingModel,
+    FastModel,
+    choose_attack_precision,
+    count_layer_weights,
+    exact_float32,
+    full_precision,
+)
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.seeding import derive_seed
@@ -219,9 +226,29 @@ class Judge:
     ) -> None:
         self.examples = examples
         self.model, self.threat, self.seed, self.task = CountingModel(model), threat, seed, task
-        self.precision = choose_attack_precision(precision, device_of(model))
-        self.fast_model = None if self.precision == "fp32" else FastModel(model, self.model, self.precision, engine)
+        # An answer with grades may change by less than half precision can tell.
+        num_weights = 0 if task.is_graded else count_layer_weights(model)
+        self.precision = choose_attack_precision(precision, device_of(model), num_weights)
+        self.fast_model = self._build_fast_model(model, precision, engine)
         self._last_clean_block: CleanBlock | None = None
+
+    def _build_fast_model(self, model: nn.Module, wanted_precision: str, engine: str) -> FastModel | None:
+        """The fast model for the precision; None, and float32, for a model on a CPU that "auto" cannot copy."""
+        if self.precision == "fp32":
+            return None
+        try:
+            return FastModel(model, self.model, self.precision, engine)
+        except Exception:  # whatever a model's own code raises
+            if wanted_precision != "auto" or device_of(model).type == "cuda":
+                raise
+            self.precision = "fp32"
+            return None
+
+    def choose_attack_model(self, x: Tensor) -> nn.Module:
+        """Return the fast model if there is one that agrees with the exact model on these images; else the exact one."""
+        with eval_mode(self.model):
+            is_usable = self.fast_model is not None and self.fast_model.matches_exact(x[:AGREEMENT_IMAGES])
+        return self.fast_model if self.fast_model is not None and is_usable else self.model
 
     def judge_block(
         self,

@@ -50,6 +50,9 @@ def make_accelerate_step(
         optimizer: What it returned, too.
         **options: The other arguments of `AdversarialStep`.
 
+    Returns:
+        The step.
+
     Raises:
         UsageError: The accelerator accumulates gradients over batches.
 

@@ -187,7 +187,11 @@ def pull_from_hub(repo: str, folder: str | os.PathLike[str], *, revision: str | 
 
 
 def is_path(repo: str) -> bool:
-    """Return whether a text names a folder rather than a repository: it begins with ".", "/" or "~"."""
+    """Return whether a text names a folder rather than a repository: it begins with ".", "/" or "~".
+
+    Args:
+        repo: The text.
+    """
     return repo.startswith((".", "/", "~"))
 
 

@@ -13,7 +13,7 @@ from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.methods import Method, get_method
 from deat.models import add_normalization
-from deat.models.output_objects import LogitsModel
+from deat.models.logits_wrapper import LogitsModel
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.adversarial_step import AdversarialStep, LoopEngine, StepResult, precision_of
@@ -116,12 +116,24 @@ class AdversarialTraining(Base):
         return self._step
 
     def images_and_labels(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return the images and the labels of a batch. Override it where a batch is not a pair of them."""
+        """Return the images and the labels of a batch. Override it where a batch is not a pair of them.
+
+        Args:
+            batch: What the DataLoader gave.
+        """
         x, y = batch
         return x, y
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Train on one batch, and log its loss and accuracy."""
+        """Train on one batch, and log its loss and accuracy.
+
+        Args:
+            batch: What the DataLoader gave.
+            batch_idx: The batch's number.
+
+        Returns:
+            The loss and the adversarial examples, by name.
+        """
         result: StepResult = self.adversarial_step(*self.images_and_labels(batch))
         self.log_dict(
             {"train_loss": result.loss, "train_accuracy": result.accuracy}, batch_size=len(result.adversarial)
@@ -143,7 +155,15 @@ class AdversarialTraining(Base):
         super().on_fit_end()
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """Call the module's own validation step, and log accuracy without and under attack."""
+        """Call the module's own validation step, and log accuracy without and under attack.
+
+        Args:
+            batch: What the DataLoader gave.
+            batch_idx: The batch's number.
+
+        Returns:
+            What the module's own step returned.
+        """
         own = super().validation_step
         is_own = getattr(own, "__func__", own) is not pl.LightningModule.validation_step
         output = own(batch, batch_idx) if is_own else None
@@ -154,7 +174,13 @@ class AdversarialTraining(Base):
         return output
 
     def score_under_attack(self, x: Tensor, y: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Return the accuracy of images, and under the attack of validation."""
+        """Return the accuracy of images, and under the attack of validation.
+
+        Args:
+            x: The images.
+            y: The labels.
+            seed: The seed of the attack's random start.
+        """
         assert self.val_attack is not None
         task, threat = self.adversary["task"], self.adversary["threat"]
         net = add_normalization(self, *self.input_normalization) if self.input_normalization else self
@@ -166,14 +192,22 @@ class AdversarialTraining(Base):
         return natural.mean(), torch.minimum(natural, robust).mean()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of the method."""
+        """Add the state of the method.
+
+        Args:
+            checkpoint: The checkpoint, to which it is added.
+        """
         super().on_save_checkpoint(checkpoint)
         state = self._saved_step if self._step is None else self._step.state_dict()
         if state is not None:
             checkpoint[STATE_KEY] = state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the state of the method."""
+        """Restore the state of the method.
+
+        Args:
+            checkpoint: The checkpoint.
+        """
         super().on_load_checkpoint(checkpoint)
         self._saved_step = checkpoint.get(STATE_KEY)
 
@@ -198,6 +232,9 @@ def make_fabric_step(
         model: What `fabric.setup` returned.
         optimizer: What it returned, too.
         **options: The other arguments of `AdversarialStep`.
+
+    Returns:
+        The step.
 
     Example:
         >>> model, optimizer = fabric.setup(model, optimizer)

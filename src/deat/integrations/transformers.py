@@ -68,7 +68,11 @@ class AdversarialTrainer(Trainer):
         self.add_callback(_EndOfEpoch(self))
 
     def adversarial_step(self, model: nn.Module) -> AdversarialStep:
-        """Return what trains on a batch, for the prepared model."""
+        """Return what trains on a batch, for the prepared model.
+
+        Args:
+            model: The network, as the Trainer prepared it.
+        """
         if self._step is None:
             assert self.optimizer is not None, "the Trainer makes it before the first batch"
             self._step = AdversarialStep(
@@ -106,6 +110,9 @@ class AdversarialTrainer(Trainer):
             eval_dataset: The data; by default the Trainer's.
             attack: The attack.
             metric_key_prefix: How the names of the metrics begin.
+
+        Returns:
+            The metrics by name.
         """
         self._attack = parse_attack(attack)
         try:

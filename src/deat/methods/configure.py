@@ -1,9 +1,10 @@
 """Change single settings of a method; a setting that the method does not have is refused."""
 
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from deat.core.freeze_rules import FreezeWhenFooled
+from deat.core.gradient_penalty import GradientPenalty
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.move_order import PenaliseGradient, PerturbWeights, find_play, replace_play
 from deat.errors import UsageError, unknown_name_error
@@ -45,13 +46,13 @@ def configure_method(
         gamma: M+: k grows when l_X exceeds gamma times its value at the last growth.
         max_steps: M+, DEAT-d and DEAT-p%: largest k.
         alpha: Step size, absolute as the eps of the threat is, the same at every k.
-        beta: TRADES and MART: weight of the robust term.
+        beta: TRADES and MART: weight of the robust term; FGSM-PGI: of the difference to the outputs at the start.
         tau: FAT and F+: steps granted after an example is misclassified.
         start: Where the perturbation starts: zero, uniform, normal, bernoulli or jitter.
         persistent: Carry the perturbation from batch to batch, as FREE originally does.
         compact: FAT and F+: shrink the batch to the examples that still move, instead of masking the others.
         space: Where l_X is measured: "pixel" or "normalised".
-        g_weight: G+: weight of the gradient penalty.
+        g_weight: G+ and GradAlign: weight of the gradient penalty.
         g_step: G+: step of its finite difference, in units of eps.
         g_form: G+: "gradient" or "curvature", with the other settings at the defaults of the form.
         awp_gamma: AWP+: length of the weights' step, relative to the norm of each tensor.
@@ -79,7 +80,7 @@ def configure_method(
     method = _replace_penalty(method, g_form, {"weight": g_weight, "step": g_step})
     method = _replace_perturbation(method, {"gamma": awp_gamma, "warmup": awp_warmup})
     method = _replace_settings(method, "probe", {"space": space}, "")
-    method = _replace_settings(method, "objective", {"beta": beta}, "beta belongs to trades and mart")
+    method = _replace_settings(method, "objective", {"beta": beta}, "beta belongs to trades, mart and fgsm-pgi")
     return _replace_settings(method, "attack", {"start": start, "persistent": persistent, "compact": compact}, "")
 
 
@@ -118,9 +119,13 @@ def _replace_penalty(method: Method, form: str | None, values: dict[str, Any]) -
         raise UsageError(
             f"{method.name} has no gradient penalty: g_form, g_weight and g_step belong to g+ methods, such as g+{method.name}."
         )
+    if not isinstance(part.penalty, GradientPenalty) and (form is not None or changes.keys() - {"weight"}):
+        raise UsageError(
+            f"the penalty of {method.name} has a weight (g_weight) alone: g_form and g_step belong to g+ methods."
+        )
     if form is not None and form not in DEFAULT_PENALTIES:
         raise unknown_name_error("g_form", form, DEFAULT_PENALTIES)
-    penalty = replace(DEFAULT_PENALTIES[form] if form else part.penalty, **changes)
+    penalty: Any = replace(DEFAULT_PENALTIES[form] if form else cast(Any, part.penalty), **changes)
     return replace(method, play=replace_play(method.play, part, replace(part, penalty=penalty)))
 
 

@@ -111,7 +111,10 @@ def gplus(base: Method, form: str = "gradient", weight: float | None = None, ste
     """
     _check_is_method(base, "g+")
     if find_play(base.play, PenaliseGradient):
-        raise UsageError(f"g+ is in {base.name} already. Write it once.")
+        raise UsageError(
+            f"g+ cannot be put before {base.name}, which has a penalty on the gradient by the input already: write g+ once, and "
+            "not before gradalign."
+        )
     if form not in DEFAULT_PENALTIES:
         raise unknown_name_error("form of the gradient penalty", form, DEFAULT_PENALTIES)
     penalty = DEFAULT_PENALTIES[form]

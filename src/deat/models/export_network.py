@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import CheckpointError, UsageError
+from deat.models.logits_wrapper import return_logits
 from deat.models.normalize import Normalized
-from deat.models.output_objects import return_logits
 from deat.models.pt_files import NOTE_KEY, read_pt_file
 from deat.models.recorded_normalization import format_normalization_note
 from deat.models.weights import SavedWeights, unwrap_model

@@ -43,7 +43,11 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(stds).view(1, -1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised images (B, C, H, W), or other inputs (B, C, ...)."""
+        """Return the normalised images (B, C, H, W), or other inputs (B, C, ...).
+
+        Args:
+            x: The inputs, in pixels of [0, 1] or another box.
+        """
         if x.dim() == 4:
             return (x - self.mean) / self.std
         shape = (1, -1, *[1] * (x.dim() - 2))

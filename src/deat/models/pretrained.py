@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from deat.errors import CheckpointError, UsageError
+from deat.models.logits_wrapper import LogitsModel
 from deat.models.model_registry import Normalization, import_package
 from deat.models.normalize import add_normalization
-from deat.models.output_objects import LogitsModel
 from deat.models.weights import save_weights
 
 Pretrained = tuple[nn.Module, Normalization | None]
@@ -65,6 +65,25 @@ def fetch_pretrained(spec: str, folder: str | os.PathLike[str] | None = None, *,
     return file
 
 
+def fetch_architecture(spec: str) -> None:
+    """Let a package fetch what it needs to build a network by its name: for "hf:NAME" the configuration.
+
+    Args:
+        spec: A model's name; those of other packages need nothing.
+
+    Raises:
+        CheckpointError: It cannot be fetched.
+    """
+    package, _, name = spec.partition(":")
+    if package.lower() != "hf" or Path(name).is_dir():
+        return
+    configurations = import_package("transformers", "AutoConfig")
+    try:
+        configurations.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{spec} cannot be fetched ({str(error).splitlines()[0]}).") from error
+
+
 def _default_folder() -> Path:
     return Path(os.environ.get("DEAT_DATA") or Path.home() / ".cache" / "deat") / "pretrained"
 
@@ -98,13 +117,11 @@ def _from_torchvision(name: str, download: bool) -> Pretrained:
 
 
 def _from_transformers(name: str, download: bool) -> Pretrained:
-    transformers = import_package("transformers")
-    loader = transformers.AutoModelForImageClassification.from_pretrained
+    loader = import_package("transformers", "AutoModelForImageClassification").from_pretrained
+    processors = import_package("transformers", "image_processing_base").ImageProcessingMixin
     try:
         net = loader(name, local_files_only=not download)
-        image_processor, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(
-            name, local_files_only=not download
-        )
+        image_processor, _ = processors.get_image_processor_dict(name, local_files_only=not download)
     except OSError as error:
         if Path(name).is_dir() or download:
             raise CheckpointError(f"hf:{name} cannot be read ({str(error).splitlines()[0]}).") from error

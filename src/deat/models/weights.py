@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from deat.errors import CheckpointError, check_is_instance
+from deat.models.logits_wrapper import LogitsModel
 from deat.models.normalize import Normalize, Normalized, get_input_std
-from deat.models.output_objects import LogitsModel
 from deat.models.pt_files import PICKLE_SUFFIXES, describe_name_parts, get_shared_prefix, read_pt_file
 from deat.models.recorded_normalization import (
     NETWORK_PREFIX,

@@ -1,1 +1,1 @@
-"""What a run looks like to a person."""
+"""Reports: tables, figures, model cards and one HTML page from the folders of runs and benches."""

@@ -9,7 +9,6 @@ from statistics import fmean
 from textwrap import fill
 from typing import Any
 
-from deat.errors import UsageError
 from deat.report.figure_data import PARETO_FRONT_NAME, Figure, FigureLayout, Panel, PlotLine, get_y_label, split_panels
 from deat.report.gallery import Gallery, Tile, name_tiles
 from deat.utils.text import make_printable, truncate_text
@@ -85,18 +84,13 @@ PixelBox = tuple[float, float, float, float]
 """Left, lower, right and upper end."""
 
 
-def check_matplotlib() -> None:
-    """Check that figures can be drawn.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+def has_matplotlib() -> bool:
+    """Return whether figures can be drawn as files; the page draws its own."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError(
-            "figures need matplotlib, which is not installed: pip install matplotlib, or add --no-figures."
-        ) from None
+        return False
+    return True
 
 
 def draw_figure(figure: Figure, row_names: Sequence[str], folder: Path) -> None:

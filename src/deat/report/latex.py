@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from deat.report.escape import escape_latex
 from deat.report.problems import FLAGGED_MARK, collect_flags, exclude_flagged_rows
-from deat.report.report_data import OTHER_SETUP_MARK
+from deat.report.report_data import OTHER_SETUP_MARK, describe_common_setup
 from deat.report.run_results import ReportRow
 from deat.report.significance import SIGNIFICANCE_LEVEL, PairedComparison, find_ties, select_rankable_rows
 from deat.report.stats import (
@@ -32,7 +32,6 @@ from deat.report.tables import (
     format_paper_cost,
     format_seed_count,
 )
-from deat.report.titles import describe_common_setup
 
 LATEX_HEADER_LINES = (
     "% needs \\usepackage{booktabs,xcolor}; last epochs, held-out results and remarks are in table.md and table.csv",

@@ -4,13 +4,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from deat.report.ball_table import BALLS_NOTE, BALLS_TITLE, format_ball_header, list_ball_rows
-from deat.report.claim_checks import CheckedClaim, describe_claim_setups
-from deat.report.evaluation_table import EVALUATIONS_HEADER, EVALUATIONS_NOTE, EVALUATIONS_TITLE, list_evaluation_rows
+from deat.report.extra_tables import (
+    BALLS_NOTE,
+    BALLS_TITLE,
+    EVALUATIONS_HEADER,
+    EVALUATIONS_NOTE,
+    EVALUATIONS_TITLE,
+    METRICS_NOTE,
+    METRICS_TITLE,
+    format_ball_header,
+    list_ball_rows,
+    list_evaluation_rows,
+    list_metric_columns,
+    list_metric_rows,
+)
 from deat.report.figure_data import Figure, Panel, get_figure_title, get_unit, get_y_label
 from deat.report.gallery import Gallery, image_to_data_uri
 from deat.report.grouping import assign_comparison_groups
-from deat.report.metric_table import METRICS_NOTE, METRICS_TITLE, list_metric_columns, list_metric_rows
+from deat.report.paper_claims import CheckedClaim, describe_claim_setups
 from deat.report.problems import (
     FLAGGED_MARK,
     UNEVALUATED,
@@ -21,7 +32,7 @@ from deat.report.problems import (
     list_unchecked_seeds,
     list_watch_alarms,
 )
-from deat.report.report_data import ReportData
+from deat.report.report_data import ReportData, describe_common_setup
 from deat.report.run_results import ReportRow, RunResults
 from deat.report.setting_names import SETTINGS_IN_EPS, format_setting_value, group_settings, name_setting
 from deat.report.significance import SIGNIFICANCE_LEVEL, describe_ties, select_rankable_rows
@@ -55,7 +66,6 @@ from deat.report.tables import (
     list_scored_runs,
     read_task,
 )
-from deat.report.titles import describe_common_setup
 from deat.report.unevaluated_runs import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_NOTE,
@@ -75,8 +85,8 @@ NOT_ATTACKED_TEXT = (
     "No attack of more than one step was tried, so nothing here is a worst case, and no row is called robust. Evaluate "
     "with pgd-20, or with aa for the number to report."
 )
-HASH_SETTINGS = ("digest", "data.digest", "code", "versions", "schedule", "checksum", "best_weights")
-"""Prefixes of settings that are no settings of a reader's: hashes, versions, whole schedules."""
+HIDDEN_KEYS = ("digest", "data.digest", "code", "versions", "schedule", "checksum", "best_weights", "best_epoch")
+"""Prefixes of keys in records that are no settings of a reader's: hashes, versions, whole schedules, results."""
 CLOSE_ACCURACY = 0.01
 """A cheaper row whose accuracy is within this of the best one's is close to it."""
 
@@ -400,7 +410,7 @@ def find_differing_settings(row_names: Sequence[str], records: Sequence[dict[str
     """Find the settings in which rows differ.
 
     Of several settings with the same values in every row, one is listed. Settings with the rows' names as values, and
-    hashes, versions and texts of whole schedules, are left out.
+    hashes, versions, texts of whole schedules and results, are left out.
 
     Args:
         row_names: The rows' names.
@@ -410,7 +420,7 @@ def find_differing_settings(row_names: Sequence[str], records: Sequence[dict[str
         The settings' names.
     """
     names = dict.fromkeys(name for record in records for name in record)
-    names_shown = [n for n in names if not n.startswith(HASH_SETTINGS)]
+    names_shown = [n for n in names if not n.startswith(HIDDEN_KEYS)]
     name_by_values = {tuple(row_names): ""}
     for name in sorted(names_shown, key=lambda name: name.startswith("request")):  # resolved settings before requested
         name_by_values.setdefault(tuple(record.get(name, "—") for record in records), name)

@@ -40,6 +40,7 @@ NAMES = {
     "method.ascent.carries_unclipped": "carried perturbation unclipped",
     "method.ascent.compact": "attack active images only",
     "method.ascent.leaves_ball": "perturbation may leave the ball",
+    "method.ascent.remember": "starts remembered for each image",
     "method.ascent.start_radius": "radius of the start in eps",
     "method.objective.kind": "training objective",
     "method.probe.kind": "class of the probe of l_X",

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from deat.data.input_images import ImageFile, InputImage, list_image_files, read_image_file, unreadable_error
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attack_registry import describe_attack, get_attack
-from deat.evaluation.attacks import call_attack, is_natural
+from deat.evaluation.attacks import as_judged, call_attack, is_natural
 from deat.evaluation.fast_model import exact_float32
+from deat.evaluation.image_rounding import round_to_8_bits
 from deat.evaluation.resume_log import fingerprint_model
-from deat.evaluation.rounding import round_to_8_bits
 from deat.evaluation.verified_attack import AttackLike, derive_block_seed
 from deat.radius_checks import check_radius
 from deat.runs.predict import Paths, check_classifies_images, class_name, classify, find_crop_fraction
@@ -86,7 +86,11 @@ class AttackedImages:
     settings: dict[str, Any] = field(repr=False)
 
     def count(self, status: Status) -> int:
-        """Return how many images have a status."""
+        """Return how many images have a status.
+
+        Args:
+            status: One of the statuses of `AttackedImage`.
+        """
         return sum(image.status == status for image in self.images)
 
     @property
@@ -160,7 +164,7 @@ def attack_images(
         >>> deat.attack_images("runs/photos", "holiday/", "attacked", threat="linf:4/255").count("fooled")
         12
     """
-    chosen = get_attack(attack)
+    chosen = as_judged(get_attack(attack))
     if is_natural(chosen):
         raise UsageError("natural is no attack: it changes no image. Choose one of deat list attacks.")
     for name, value, least in (("seed", seed, 0), ("block", block, 1)):

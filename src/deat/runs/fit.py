@@ -71,6 +71,7 @@ def fit(
     callbacks: Sequence[CallbackLike] = (),
     loggers: str | Sequence[str | Logger] = (),
     log_every: int = 0,
+    log_checkpoints: bool = False,
     checkpoints: str | os.PathLike[str] | None = None,
     inexact: bool = False,
     progress: bool = True,
@@ -112,6 +113,7 @@ def fit(
         loggers: Where to log, such as "tensorboard,csv" or ["wandb"]: names that `deat list loggers` shows, or Logger
             objects. Files go to logs/ in the folder of checkpoints, or to a new folder below logs/.
         log_every: Also log the loss of every so many batches; 0 for none.
+        log_checkpoints: Also store every checkpoint as an artefact of the loggers that have them; needs checkpoints.
         checkpoints: Folder for the training's state, which is saved after every epoch. The same call resumes from it,
             exactly or not at all. SIGTERM and Ctrl-C save first and raise Interrupted.
         inexact: Resume on another machine, thread count or version too, with other numbers than an uninterrupted
@@ -144,6 +146,8 @@ def fit(
     _check_checkpoint_folder(checkpoints, distributed)
     tools = get_loggers(loggers)
     check_int("log_every", log_every, 0)
+    if log_checkpoints and checkpoints is None:
+        raise UsageError("log_checkpoints stores checkpoints, and there are none: add checkpoints=FOLDER.")
     shown = [FitProgress()] if progress and distributed.is_main else []
     if isinstance(optimizer, str):
         config_fields, optimizer = {**config_fields, "optimizer": optimizer}, None
@@ -165,7 +169,8 @@ def fit(
     _check_batch_size(config_fields.get("batch_size"), trainer.train)
     _print_messages(shown, trainer.engine_note)
     notify = partial(_print_messages, shown)
-    with _logging(trainer, tools, checkpoints, log_every, notify if shown else None):
+    heard = notify if shown else None
+    with _logging(trainer, tools, checkpoints, heard, every=log_every, checkpoints=log_checkpoints):
         if checkpoints is None:
             result = _train_without_checkpoints(trainer, shown)
         else:
@@ -196,19 +201,19 @@ def _check_folder_content(path: Path) -> None:
 def _logging(
     trainer: Trainer,
     loggers: list[Logger],
-    checkpoints: str | os.PathLike[str] | None,
-    every: int,
+    folder: str | os.PathLike[str] | None,
     notify: MessageHandler | None,
+    **options: Any,
 ) -> AbstractContextManager[object]:
     """Log the training that happens inside, if there are loggers."""
     if not loggers or not trainer.distributed.is_main:
         return nullcontext()
     name = f"{trainer.method.name}-{trainer.data_name or type(unwrap_model(trainer.model)).__name__}"
-    folder = create_unique_folder(Path("logs"), name) if checkpoints is None else Path(checkpoints) / LOGS_FOLDER
-    log = RunLog(loggers, folder, every=every, name=name, notify=notify)
+    logs = create_unique_folder(Path("logs"), name) if folder is None else Path(folder) / LOGS_FOLDER
+    log = RunLog(loggers, logs, name=name, notify=notify, **options)
     trainer.callbacks.append(log)
     if notify:
-        notify(f"logging to {', '.join(x.name or type(x).__name__ for x in loggers)}; files are in {str(folder)!r}")
+        notify(f"logging to {', '.join(x.name or type(x).__name__ for x in loggers)}; files are in {str(logs)!r}")
     return log
 
 

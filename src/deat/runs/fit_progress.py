@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deat.training.epoch_format import format_epoch_line
 from deat.training.epoch_records import EpochStats, EpochTiming
 from deat.training.messages import describe_missing_growth
+from deat.training.progress_lines import TrainingLine, format_epoch_line
 from deat.training.trainer import Trainer
-from deat.training.training_line import TrainingLine
 from deat.utils.live_line import make_live_display
 
 MAX_EPOCH_LINES = 200

@@ -11,8 +11,8 @@ from deat.data.sources import InterruptibleSource
 from deat.evaluation.attacks import parse_attack
 from deat.evaluation.quick_scores import compute_accuracies
 from deat.models import add_normalization
+from deat.models.logits_wrapper import LogitsModel
 from deat.models.normalize import Normalized
-from deat.models.output_objects import LogitsModel
 from deat.models.weights import unwrap_model
 from deat.runs.request import Run
 from deat.tasks import Classification

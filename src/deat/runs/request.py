@@ -22,7 +22,7 @@ from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.methods.method_registry import find_method_plugin
 from deat.models import add_normalization, build_model, get_input_std
 from deat.models.model_registry import find_model_plugin
-from deat.models.pretrained import fetch_pretrained, is_pretrained_spec
+from deat.models.pretrained import fetch_architecture, fetch_pretrained, is_pretrained_spec
 from deat.radius_checks import check_radius
 from deat.tasks import Segmentation, Task, find_task_plugin
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat
@@ -180,7 +180,8 @@ class Run:
         """The data's own statistics: published ones, or those of as many of the images that are trained on as needed."""
         train = self.splits.train
         kept = split_indices(len(train), self.held_out, self.config.seed)[0] if self.held_out else range(len(train))
-        return self.splits.channel_stats(train.subset(kept[sample_slice(len(kept))]))
+        images = train.subset(kept[sample_slice(len(kept))])
+        return self.splits.channel_stats(images, on_request=self.request.normalize == "data")
 
     @property
     def default_lr(self) -> float:
@@ -308,6 +309,8 @@ def resolve_request(
     if request.init and is_pretrained_spec(request.init):
         kept_in = Path(request.data_root).expanduser() / "pretrained" if request.data_root else None
         request = replace(request, init=str(fetch_pretrained(request.init, kept_in, download=request.download)))
+    if request.download:
+        fetch_architecture(request.model)
     resolve_device(TrainConfig(**settings).device)
     method = get_method(request.method, rules=request.rules)
     named = read_requested_threat(request)

@@ -10,9 +10,10 @@ from typing import Any
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks.classification import Classification
 from deat.tasks.multi_label import MultiLabel
-from deat.tasks.recorded import recorded_task
+from deat.tasks.recorded_task import recorded_task
 from deat.tasks.regression import Regression
 from deat.tasks.segmentation import Segmentation
+from deat.tasks.smoothed_loss import LearnerOptions
 from deat.tasks.task import Task
 from deat.utils.plugins import load_plugins
 
@@ -31,7 +32,11 @@ def list_tasks() -> tuple[str, ...]:
 
 
 def find_task_plugin(task: Task) -> str:
-    """Return the package and version of the plugin that a task is of; empty for any other task."""
+    """Return the package and version of the plugin that a task is of; empty for any other task.
+
+    Args:
+        task: The task.
+    """
     return _ORIGINS.get(type(task), "")
 
 
@@ -71,6 +76,7 @@ def get_task(task: str | Task) -> Task:
         Regression(tolerance=0.5)
     """
     if isinstance(task, Task):
+        _check_name(task)
         return task
     if isinstance(task, type) and issubclass(task, Task):
         raise UsageError(f"task is the class {task.__name__}; give an object: task={task.__name__}().")
@@ -83,6 +89,19 @@ def get_task(task: str | Task) -> Task:
             "task", task, _TASKS, "Or give an object, such as deat.tasks.Segmentation(ignore_index=255)."
         )
     return _TASKS[name](**_parse_settings(name, settings)) if settings else _TASKS[name]()
+
+
+def _check_name(task: Task) -> None:
+    """Check that a task has a name, and not that of another one: records name tasks."""
+    name, cls = getattr(task, "name", None), type(task)
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"the task {cls.__name__} has no name: add name = {cls.__name__.lower()!r} to its class.")
+    taken = _TASKS.get(name)
+    if taken not in (None, cls) and not issubclass(cls, LearnerOptions):
+        raise UsageError(
+            f"the name {name!r} of the task {cls.__name__} is that of deat's {taken.__name__}, which would be taken for it "
+            "when a result is read. Give it a name of its own."
+        )
 
 
 def _parse_settings(name: str, text: str) -> dict[str, Any]:

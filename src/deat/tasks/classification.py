@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.tasks.class_labels import check_class_numbers, check_label_format
+from deat.tasks.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
 from deat.tasks.task import ClassWeights, Task
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.errors import DataError, UsageError
+from deat.tasks.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
 from deat.tasks.task import ClassWeights, Task, rows_of
 
@@ -100,6 +100,9 @@ class MultiLabel(Task):
                 f"multi-labels have shape {tuple(labels.shape)}; expected (N, labels) of 0 and 1. For class numbers use "
                 "task='classification', or pass torch.nn.functional.one_hot(labels)."
             )
+        if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+            row = int((labels != labels.round()).any(1).to(torch.uint8).argmax())
+            raise DataError(f"the labels of example {row} are {labels[row].tolist()}; expected 0 or 1 for each label.")
         return labels.to(torch.int64)
 
     def check_labels(self, labels: Tensor, num_outputs: int, dataset_index: Callable[[int], int] = int) -> None:

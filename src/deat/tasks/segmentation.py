@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.errors import DataError, UsageError
 from deat.tasks.class_labels import check_class_numbers, has_integer_dtype
+from deat.tasks.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
 from deat.tasks.task import AttackLoss, ClassWeights, Task
+
+_USUAL_VOID = 255
+"""The label of pixels that do not count in most data sets."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Segmentation(Task):
     right_share: float = 0.5
     name: ClassVar[str] = "segmentation"
     reads_logits: ClassVar[bool] = True
+    has_places: ClassVar[bool] = True
     outputs_noun: ClassVar[str] = "classes"
     metric_names: ClassVar[tuple[str, ...]] = ("mIoU", "pixel accuracy")
     is_graded: ClassVar[bool] = True
@@ -131,10 +135,10 @@ class Segmentation(Task):
     def prepare_labels(self, labels: Tensor) -> Tensor:
         """Return class numbers as int64; see `Task.prepare_labels`."""
         if labels.dim() < 2 or not has_integer_dtype(labels):
-            squeeze = " Remove the axis of channels: masks.squeeze(1)." if labels.dim() == 4 else ""
+            convert = ("" if has_integer_dtype(labels) else ".long()") + (".squeeze(1)" if labels.dim() == 4 else "")
             raise DataError(
                 f"masks are {labels.dtype} of shape {tuple(labels.shape)}; expected whole numbers of shape (N, H, W), the "
-                f"class of each pixel.{squeeze}"
+                f"class of each pixel.{f' Pass masks{convert}.' if convert and labels.dim() > 2 else ''}"
             )
         return labels.to(torch.int64)
 
@@ -147,9 +151,32 @@ class Segmentation(Task):
         )
         check_class_numbers(self._class_numbers(labels), num_outputs, dataset_index, hint)
 
+    def check_all_labels(self, labels: Tensor) -> None:
+        """Check that at least one pixel counts; see `Task.check_all_labels`."""
+        if not bool(self._counted(labels).any()):
+            raise DataError(
+                f"no pixel counts: all labels are {self.ignore_index} (ignore_index). Give the label of the pixels that do "
+                "not count, or other masks."
+            )
+
+    def augment_labels(self, labels: Tensor, augment: Any, params: Any) -> Tensor:
+        """Crop and flip masks; what comes from the padding does not count. See `Task.augment_labels`."""
+        if not hasattr(augment, "apply_to_masks"):
+            raise UsageError(
+                f"masks must follow when {type(augment).__name__} moves pixels: give it apply_to_masks(masks, params, fill), "
+                "as deat.Augment has it, or leave augment out."
+            )
+        if self.ignore_index is None and getattr(augment, "pad", 0) > 0:
+            raise UsageError(
+                f"augment={augment!r} pads images with pixels that have no class. Name a label for those that do not count, "
+                "task=deat.tasks.Segmentation(ignore_index=255), or flip alone: deat.Augment(pad=0)."
+            )
+        moved: Tensor = augment.apply_to_masks(labels, params, 0 if self.ignore_index is None else self.ignore_index)
+        return moved
+
     def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
         """Say how many pixels are right; see `Task.describe_answers`."""
-        return [f"{share:.0%} of pixels right" for share in self.accuracy(outputs, y).tolist()]
+        return [f"a mask with {share:.0%} of pixels right" for share in self.accuracy(outputs, y).tolist()]
 
     def masks(self, outputs: Tensor) -> Tensor | None:
         """Return the predicted class of each pixel; see `Task.masks`."""
@@ -162,7 +189,12 @@ class Segmentation(Task):
     def describe_expected_outputs(self, num_examples: int, num_outputs: int, label_shape: Sequence[int]) -> str:
         """Describe logits for each class and pixel."""
         shape = ", ".join(map(str, (num_examples, num_outputs, *label_shape)))
-        return f"logits of shape ({shape}), one for each class and pixel of a mask"
+        hint = ""
+        if len(label_shape) > 2 and label_shape[0] == 1:
+            hint = ". If this 1 is an axis of channels, remove it: masks.squeeze(1)"
+        elif self.ignore_index is None and num_outputs == _USUAL_VOID + 1:
+            hint = f". If pixels with the label {_USUAL_VOID} do not count: deat.tasks.Segmentation(ignore_index={_USUAL_VOID})"
+        return f"logits of shape ({shape}), one for each class and pixel of a mask{hint}"
 
     def accepts_outputs(self, outputs: Tensor, num_examples: int, num_outputs: int, label_shape: Sequence[int]) -> bool:
         """Return whether there is a logit for each class and pixel."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deat.core.loss_terms import cross_entropy
 from deat.errors import UsageError
+from deat.tasks.loss_terms import cross_entropy
 from deat.tasks.task import ClassWeights, Task
 
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import boosted_cross_entropy, cross_entropy
 from deat.errors import DataError, UsageError
+from deat.tasks.loss_terms import boosted_cross_entropy, cross_entropy
 
 ClassWeights = tuple[float, ...]
 AttackLoss = Callable[[Tensor, Tensor, float], Tensor]
@@ -36,6 +36,7 @@ class Task(ABC):
             and evaluations keep it; otherwise they stop once the answer is wrong.
         worst_score: The lowest `score` there is, at which an attack stops.
         reads_logits: Whether outputs are logits, so that probabilities would be a mistake.
+        has_places: Whether a label belongs to places of the example, such as pixels. Then `augment_labels` moves them.
         outputs_noun: What the outputs stand for, in listings: "classes", "labels" or "targets".
         undefined: Why a function of the task does not exist, by the function's name, for messages.
 
@@ -56,6 +57,7 @@ class Task(ABC):
     is_graded: ClassVar[bool] = False
     worst_score: ClassVar[float] = 0.0
     reads_logits: ClassVar[bool] = False
+    has_places: ClassVar[bool] = False
     outputs_noun: ClassVar[str] = "outputs"
     undefined: ClassVar[Mapping[str, str]] = {}
 
@@ -84,15 +86,30 @@ class Task(ABC):
         """
 
     def accuracy(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return how right each answer is, from 0 to 1: its mean is the training accuracy. Default: `is_right`."""
+        """Return how right each answer is, from 0 to 1: its mean is the training accuracy. Default: `is_right`.
+
+        Args:
+            outputs: The network's outputs, (B, ...).
+            y: The labels, (B, ...).
+        """
         return self.is_right(outputs, y)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return what an attack lowers, (B,): the worst case of an example has the lowest score. Default: `accuracy`."""
+        """Return what an attack lowers, (B,): the worst case of an example has the lowest score. Default: `accuracy`.
+
+        Args:
+            outputs: The network's outputs, (B, ...).
+            y: The labels, (B, ...).
+        """
         return self.accuracy(outputs, y)
 
     def is_beaten(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return whether an attack has nothing left to gain, (B,) bool: wrong, or for a graded task at the worst score."""
+        """Return whether an attack has nothing left to gain, (B,) bool: wrong, or for a graded task at the worst score.
+
+        Args:
+            outputs: The network's outputs, (B, ...).
+            y: The labels, (B, ...).
+        """
         if not self.is_graded:
             return ~self.is_right(outputs, y)
         score = self.score(outputs, y)
@@ -138,19 +155,56 @@ class Task(ABC):
 
         Returns:
             The divergences, (B,), differentiable in both arguments.
+
+        Raises:
+            UsageError: The task does not define it.
         """
         raise self._not_defined("divergence")
 
     def margin(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Compute the loss of Carlini and Wagner: how far each answer is beyond what is still right, (B,)."""
+        """Compute the loss of Carlini and Wagner: how far each answer is beyond what is still right, (B,).
+
+        Args:
+            outputs: The network's outputs, (B, ...).
+            y: The labels, (B, ...).
+
+        Returns:
+            The losses, differentiable in the outputs.
+
+        Raises:
+            UsageError: The task does not define it.
+        """
         raise self._not_defined("margin")
 
     def boosted_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Compute MART's loss at the perturbed examples, (B,)."""
+        """Compute MART's loss at the perturbed examples, (B,).
+
+        Args:
+            outputs: The network's outputs for the perturbed examples, (B, ...).
+            y: The labels, (B, ...).
+
+        Returns:
+            The losses, differentiable in the outputs.
+
+        Raises:
+            UsageError: The task does not define it.
+        """
         raise self._not_defined("boosted_loss")
 
     def weighted_divergence(self, clean_outputs: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
-        """Compute MART's divergence, larger where the clean answer is doubtful, (B,)."""
+        """Compute MART's divergence, larger where the clean answer is doubtful, (B,).
+
+        Args:
+            clean_outputs: The outputs for the clean examples.
+            outputs: The outputs for the perturbed examples.
+            y: The labels, (B, ...).
+
+        Returns:
+            The divergences, differentiable in both outputs.
+
+        Raises:
+            UsageError: The task does not define it.
+        """
         raise self._not_defined("weighted_divergence")
 
     @property
@@ -162,7 +216,12 @@ class Task(ABC):
         return losses
 
     def statistics(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the numbers of each example that `summarize` needs, (B, S) float64. Default: whether it is right."""
+        """Return the numbers of each example that `summarize` needs, (B, S) float64. Default: whether it is right.
+
+        Args:
+            outputs: The network's outputs, (B, ...).
+            y: The labels, (B, ...).
+        """
         return self.is_right(outputs, y).double().unsqueeze(1)
 
     def summarize(self, statistics: Tensor) -> dict[str, float]:
@@ -177,7 +236,14 @@ class Task(ABC):
         return {"accuracy": float(statistics[:, 0].mean())}
 
     def format_metric(self, value: float) -> str:
-        """Format a value of the first metric for a line: a share in percent, unless a task says otherwise."""
+        """Format a value of the first metric for a line: a share in percent, unless a task says otherwise.
+
+        Args:
+            value: The value.
+
+        Returns:
+            The text.
+        """
         return f"{value:.1%}"
 
     def chance(self, labels: Tensor) -> float | None:
@@ -216,24 +282,77 @@ class Task(ABC):
         if labels.is_floating_point():
             check_finite_labels(labels, dataset_index)
 
+    def check_all_labels(self, labels: Tensor) -> None:
+        """Check what only all labels of a set together can show, after `check_labels`.
+
+        Args:
+            labels: All labels of a set in memory.
+
+        Raises:
+            DataError: They are not accepted.
+        """
+        return
+
+    def augment_labels(self, labels: Tensor, augment: Any, params: Any) -> Tensor:
+        """Move labels as an augmentation has moved their examples; called only for a task that `has_places`.
+
+        Args:
+            labels: The labels.
+            augment: The augmentation, such as a `deat.Augment`.
+            params: What its `draw` has returned, for these examples.
+
+        Raises:
+            UsageError: The labels cannot follow.
+        """
+        raise self._not_defined("augment_labels")
+
     def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
-        """Describe each answer in a few words, for a gallery. Default: its score."""
+        """Describe each answer in a few words, for a gallery. Default: its score.
+
+        Args:
+            outputs: The network's outputs, (B, ...).
+            y: The labels, (B, ...).
+            classes: The names of the classes; empty if there are none.
+
+        Returns:
+            A text for each example.
+        """
         return [f"score {score:.3g}" for score in self.score(outputs, y).tolist()]
 
     def describe_labels(self, y: Tensor, classes: Sequence[str]) -> list[str]:
-        """Describe each label in a few words, for a gallery. Default: nothing."""
+        """Describe each label in a few words, for a gallery. Default: nothing.
+
+        Args:
+            y: The labels, (B, ...).
+            classes: The names of the classes; empty if there are none.
+
+        Returns:
+            A text for each example.
+        """
         return [""] * len(y)
 
     def masks(self, outputs: Tensor) -> Tensor | None:
-        """Return the class number of each pixel, (B, H, W), for a gallery; None for a task without masks."""
+        """Return the class number of each pixel, (B, H, W), for a gallery; None for a task without masks.
+
+        Args:
+            outputs: The network's outputs, (B, ...).
+        """
         return None
 
     def class_labels(self, labels: Tensor) -> list[int]:
-        """Return the class of each example, for tables by class; empty for a task without one class each."""
+        """Return the class of each example, for tables by class; empty for a task without one class each.
+
+        Args:
+            labels: The labels, (N, ...).
+        """
         return []
 
     def count_outputs(self, labels: Tensor) -> int:
-        """Return how many outputs (classes, labels or numbers) a network needs at least for these labels."""
+        """Return how many outputs (classes, labels or numbers) a network needs at least for these labels.
+
+        Args:
+            labels: All labels, on the CPU.
+        """
         return 1
 
     def describe_expected_outputs(self, num_examples: int, num_outputs: int, label_shape: Sequence[int]) -> str:
@@ -243,15 +362,29 @@ class Task(ABC):
             num_examples: The number of examples of a batch.
             num_outputs: The number of outputs that the data needs.
             label_shape: The shape of one example's label.
+
+        Returns:
+            The text, such as "(64, 10)".
         """
         return f"one answer for each of {num_examples} examples, on axis 0"
 
     def accepts_outputs(self, outputs: Tensor, num_examples: int, num_outputs: int, label_shape: Sequence[int]) -> bool:
-        """Return whether outputs have a shape that the task can read; the arguments are those of the description."""
+        """Return whether outputs have a shape that the task can read; the arguments are those of the description.
+
+        Args:
+            outputs: The network's outputs.
+            num_examples: The number of examples of the batch.
+            num_outputs: The number of outputs that the data needs.
+            label_shape: The shape of one example's label.
+        """
         return outputs.dim() >= 1 and len(outputs) == num_examples
 
     def defines(self, name: str) -> bool:
-        """Return whether the task has a function, such as "divergence" or "margin"."""
+        """Return whether the task has a function, such as "divergence" or "margin".
+
+        Args:
+            name: The function's name.
+        """
         return getattr(type(self), name) is not getattr(Task, name)
 
     def describe(self) -> dict[str, Any]:
@@ -270,7 +403,11 @@ class Task(ABC):
         return f"{self.name}({', '.join(changed)})" if changed else self.name
 
     def why_undefined(self, name: str) -> str:
-        """Return why a function is not defined, as the end of a sentence."""
+        """Return why a function is not defined, as the end of a sentence.
+
+        Args:
+            name: The function's name.
+        """
         reason = self.undefined.get(name)
         return f"the task {self.name} does not define {name}" + (f": {reason}" if reason else "")
 

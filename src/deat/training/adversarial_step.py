@@ -21,8 +21,8 @@ from deat.methods import Method, get_method
 from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import add_normalization, get_input_std
 from deat.models.interface_checks import check_model
+from deat.models.logits_wrapper import LogitsModel
 from deat.models.normalize import parse_mean_std
-from deat.models.output_objects import LogitsModel
 from deat.radius_checks import check_radius
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
@@ -253,7 +253,8 @@ class AdversarialStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside model and optimiser, also in the middle of an epoch."""
-        carry, union = self.game.carried_delta, self.game.union_rule
+        carry, union, memory = self.game.carried_delta, self.game.union_rule, self.game.start_memory
+        starts = {name: part.clone() for name, part in memory.state_dict().items()} if memory is not None else None
         return {
             "epoch": self.epoch,
             "schedule": dict(self.state),
@@ -262,6 +263,7 @@ class AdversarialStep:
             "generator": self.game.generator.get_state(),
             "carried_delta": None if carry is None else carry.clone(),
             "union": union.state_dict() if union is not None else {},
+            **({"starts": starts} if starts else {}),
             "history": [vars(record).copy() for record in self.history],
             "rank": self.game.meter.distributed.rank,
         }
@@ -271,6 +273,9 @@ class AdversarialStep:
 
         A process that gets the state of another one, as from a checkpoint that the first process wrote, draws starts of
         its own.
+
+        Args:
+            state: What `state_dict` returned.
         """
         game = self.game
         self.epoch, self.state = int(state["epoch"]), dict(state["schedule"])
@@ -287,6 +292,10 @@ class AdversarialStep:
         game.generator.set_state(state["generator"].cpu())
         carry = state["carried_delta"]
         game.carried_delta = None if carry is None else carry.to(game.engine.device, copy=True)
+        if "starts" in state:
+            if game.start_memory is None:
+                raise UsageError("the state has remembered starts: call step.game.remember_starts before loading it.")
+            game.start_memory.load_state_dict(state["starts"])
 
     def _seed_starts(self) -> None:
         rank = self.game.meter.distributed.rank

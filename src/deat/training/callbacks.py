@@ -30,7 +30,11 @@ class Callback:
     """
 
     def on_train_begin(self, trainer: "Trainer") -> None:
-        """Handle the start of training, also of one that resumes: `trainer.epoch` epochs are finished."""
+        """Handle the start of training, also of one that resumes: `trainer.epoch` epochs are finished.
+
+        Args:
+            trainer: The trainer.
+        """
 
     def on_batch(self, trainer: "Trainer", buffers: "Buffers") -> None:
         """Handle the end of a batch.
@@ -42,7 +46,12 @@ class Callback:
         """
 
     def on_validation(self, trainer: "Trainer", scores: "ValScores") -> None:
-        """Handle the scores on held-out images, before `on_epoch`."""
+        """Handle the scores on held-out images, before `on_epoch`.
+
+        Args:
+            trainer: The trainer.
+            scores: Loss and accuracy, natural and under attack.
+        """
 
     def on_epoch(self, trainer: "Trainer", stats: EpochStats, timing: EpochTiming) -> None:
         """Handle the end of an epoch.
@@ -54,10 +63,20 @@ class Callback:
         """
 
     def on_checkpoint(self, trainer: "Trainer", path: Path) -> None:
-        """Handle a checkpoint that was written to the folder `path`; it is deleted after a few more."""
+        """Handle a checkpoint that was written to the folder `path`; it is deleted after a few more.
+
+        Args:
+            trainer: The trainer.
+            path: The checkpoint's folder.
+        """
 
     def on_train_end(self, trainer: "Trainer", result: "TrainResult | None") -> None:
-        """Handle the end of training: its result, or None after an interruption or an error."""
+        """Handle the end of training: its result, or None after an interruption or an error.
+
+        Args:
+            trainer: The trainer.
+            result: The result, or None.
+        """
 
 
 class EpochCallback(Protocol):

@@ -48,6 +48,7 @@ TENSOR_FILE_STEMS = {
     "optimizer": "optim",
     "rng": "rng",
     "carry": "delta",
+    "starts": "starts",
     "buffers": "buffers",
     "best": "best",
     "average": "average",

@@ -272,9 +272,14 @@ def torch_backend_flags(threads: int, *, cudnn_benchmark: bool, deterministic: b
     before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     try:
         torch.backends.cudnn.benchmark = (before[0] or cudnn_benchmark) and not deterministic
-        torch.use_deterministic_algorithms(before[1] or deterministic)
+        _use_deterministic_algorithms(before[1] or deterministic)
         with use_threads(threads):
             yield
     finally:
         torch.backends.cudnn.benchmark = before[0]
-        torch.use_deterministic_algorithms(before[1])
+        _use_deterministic_algorithms(before[1])
+
+
+def _use_deterministic_algorithms(wanted: bool) -> None:
+    if wanted != torch.are_deterministic_algorithms_enabled():  # torch's function imports its compiler
+        torch.use_deterministic_algorithms(wanted)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from deat.core.buffers import Budget
-from deat.core.meter import EpochRecord
 from deat.data import Source
 from deat.evaluation.attack_registry import estimate_passes
 from deat.evaluation.attacks import Attack, logits_under_attack, parse_attack
@@ -233,13 +232,8 @@ def _plan_budgets(schedule: Schedule, epochs: int, grow: bool) -> list[Budget]:
     state, budgets = schedule.init(), []
     for epoch in range(epochs):
         budgets.append(schedule.budget(state, epoch))
-        state = schedule.observe(state, _make_record(epoch, epochs, grow))
+        state = schedule.observe(state, schedule.bounding_record(epoch, epochs, grow))
     return budgets
-
-
-def _make_record(epoch: int, epochs: int, grow: bool) -> EpochRecord:
-    """Make a record after which every schedule adds a step, or none does."""
-    return EpochRecord(epoch, 0.0, float(grow), 10.0 ** (300 * epoch / epochs) if grow else 1.0, 1)
 
 
 def _measure_training(trainer: Trainer, budgets: Iterable[Budget]) -> _BatchClock:

@@ -41,7 +41,8 @@ def gather_process_state(game: Game, step: int) -> dict[str, Any]:
         step: The number of batches done in the current epoch.
 
     Returns:
-        Every process's meter and buffers, the carried delta of the whole batch, and what the rule of a union learned.
+        Every process's meter and buffers, the carried delta of the whole batch, what the rule of a union learned, and the
+        remembered starts.
     """
     distributed, buffers = game.distributed, {}
     if step and distributed.is_multiprocess:  # between epochs all processes have the same buffers
@@ -49,7 +50,8 @@ def gather_process_state(game: Game, step: int) -> dict[str, Any]:
     carry = None if game.carried_delta is None else _interleave_rows(distributed.all_gather_tensor(game.carried_delta))
     meter = distributed.all_gather(game.meter.state_dict()) if step else None
     learned = game.union_rule.state_dict() if game.union_rule is not None else {}
-    return {"meter": meter, "carry": carry, "buffers": buffers, **({"union": learned} if learned else {})}
+    starts = {"starts": game.start_memory.state_dict()} if game.start_memory is not None else {}
+    return {"meter": meter, "carry": carry, "buffers": buffers, **({"union": learned} if learned else {}), **starts}
 
 
 def restore_process_state(game: Game, state: dict[str, Any]) -> None:
@@ -65,6 +67,8 @@ def restore_process_state(game: Game, state: dict[str, Any]) -> None:
     game.carried_delta = None if carry is None else carry[rank::size].to(game.engine.device, copy=True)
     if game.union_rule is not None and "union" in state:
         game.union_rule.load_state_dict(state["union"])
+    if game.start_memory is not None:
+        game.start_memory.load_state_dict(state["starts"])
     with torch.no_grad():
         for name, buffer in game.net.named_buffers():
             rows = state.get("buffers", {}).get(name, ())

@@ -13,7 +13,7 @@ from deat.data.image_label_checks import describe_labels_out_of_range, describe_
 from deat.data.sources import stopping_workers
 from deat.errors import DataError, UsageError
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
-from deat.models.output_objects import take_logits
+from deat.models.logits_wrapper import take_logits
 from deat.tasks import CLASSIFICATION, Task
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import describe_error
@@ -63,8 +63,8 @@ def check_trainable(
         raise UsageError(
             f"the model's output for two images is {describe_output(logits)}; let it return "
             f"{task.describe_expected_outputs(2, source.num_classes, shape)}."
-            f"{logits_hint(logits, (2, source.num_classes))}"
-            f"{_classes_hint(logits, source, original_data)}"
+            f"{logits_hint(logits, lambda part: task.accepts_outputs(part, 2, source.num_classes, shape))}"
+            f"{_classes_hint(logits, source, original_data, task)}"
         )
     _check_single_image_batches(failing_norms, source, num_processes)
     _check_gradient(logits)
@@ -131,8 +131,9 @@ def _run_two_images(model: nn.Module, source: Source, check_single_image: bool) 
             output = model(model_input)
     except Exception as error:  # the user's code may raise anything
         check_dtype(model, x, error)
+        noun = "images" if len(source.shape) == 3 else "examples"
         raise UsageError(
-            f"the model cannot read images of shape {tuple(source.shape)}: {describe_error(error)}"
+            f"the model cannot read {noun} of shape {tuple(source.shape)}: {describe_error(error)}"
             f"{_channel_order_hint(source.shape)}"
         ) from error
     finally:
@@ -170,13 +171,13 @@ def _check_finite_weights(model: nn.Module) -> None:
         )
 
 
-def _classes_hint(logits: object, source: Source, original_data: object) -> str:
+def _classes_hint(logits: object, source: Source, original_data: object, task: Task) -> str:
     """Return a hint that names the classes, or else the labels that are too large and what to do about them."""
     classes = source.num_classes
     named = tuple(getattr(getattr(source, "images", None), "classes", ()))
     if named and named != tuple(map(str, range(classes))):
         return f" The classes are {', '.join(map(repr, named[:5]))}{', ...' if len(named) > 5 else ''}."
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or not task.reads_logits:
         return ""
     return describe_labels_out_of_range(original_data, logits.shape[1]) or describe_largest_label(
         source, logits.shape[1]

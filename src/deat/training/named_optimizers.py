@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -27,14 +28,62 @@ class NamedOptimizer:
     can_record: bool = False
 
 
+class _WithoutCompiler(torch.optim.Optimizer):
+    """An optimizer of torch that does not import torch's compiler, which takes seconds.
+
+    torch wraps these methods so that its compiler leaves them out, and the first call of any of them imports it. The
+    arithmetic is the same. Subclasses keep torch's names, which checkpoints record.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return unwrap(super().step)(self, closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        unwrap(super().zero_grad)(self, set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        unwrap(super().add_param_group)(self, param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = unwrap(super().state_dict)(self)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        unwrap(super().load_state_dict)(self, state_dict)
+
+
+class SGD(_WithoutCompiler, torch.optim.SGD):
+    """torch.optim.SGD."""
+
+
+class Adam(_WithoutCompiler, torch.optim.Adam):
+    """torch.optim.Adam."""
+
+
+class AdamW(_WithoutCompiler, torch.optim.AdamW):
+    """torch.optim.AdamW."""
+
+
+class NAdam(_WithoutCompiler, torch.optim.NAdam):
+    """torch.optim.NAdam."""
+
+
+class RMSprop(_WithoutCompiler, torch.optim.RMSprop):
+    """torch.optim.RMSprop."""
+
+
 OPTIMIZERS: dict[str, NamedOptimizer] = {
     "sgd": NamedOptimizer(
-        partial(torch.optim.SGD, fused=True), 0.1, {"momentum": 0.9, "weight_decay": 5e-4}, can_record=True
+        partial(SGD, fused=True),
+        0.1,
+        {"momentum": 0.9, "weight_decay": 5e-4},
+        can_record=True,
     ),
-    "adam": NamedOptimizer(torch.optim.Adam, 1e-3, {"betas": (0.9, 0.999), "weight_decay": 0.0}),
-    "adamw": NamedOptimizer(torch.optim.AdamW, 1e-3, {"betas": (0.9, 0.999), "weight_decay": 0.01}),
-    "nadam": NamedOptimizer(torch.optim.NAdam, 2e-3, {"betas": (0.9, 0.999), "weight_decay": 0.0}),
-    "rmsprop": NamedOptimizer(torch.optim.RMSprop, 1e-3, {"momentum": 0.0, "weight_decay": 0.0}),
+    "adam": NamedOptimizer(Adam, 1e-3, {"betas": (0.9, 0.999), "weight_decay": 0.0}),
+    "adamw": NamedOptimizer(AdamW, 1e-3, {"betas": (0.9, 0.999), "weight_decay": 0.01}),
+    "nadam": NamedOptimizer(NAdam, 2e-3, {"betas": (0.9, 0.999), "weight_decay": 0.0}),
+    "rmsprop": NamedOptimizer(RMSprop, 1e-3, {"momentum": 0.0, "weight_decay": 0.0}),
 }
 """The optimizers by name. SGD has the paper's settings, the others those of torch, RMSprop a smaller learning rate."""
 OPTIMIZER_SETTINGS = tuple(dict.fromkeys(name for known in OPTIMIZERS.values() for name in known.settings))

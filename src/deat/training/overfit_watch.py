@@ -245,7 +245,11 @@ class OverfitWatch:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a result of `state_dict`; the log file is rewritten."""
+        """Resume from a result of `state_dict`; the log file is rewritten.
+
+        Args:
+            state: What `state_dict` returned.
+        """
         self.events, self._history = (check_list_of(EpochWatch, state[name]) for name in ("events", "standing"))
         self._healthy_state = dict(state["healthy"])
         self.passes, self.seconds = int(state["passes"]), float(state["seconds"])
@@ -253,7 +257,11 @@ class OverfitWatch:
             write_records(self.log_path, self.events)
 
     def summary(self) -> str | None:
-        """Describe all collapses in one line; None if there were none."""
+        """Describe all collapses in one line; None if there were none.
+
+        Returns:
+            The line, or None.
+        """
         collapses = self.collapses
         if not collapses:
             return None

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from deat.checkpoint.encoding import matches_type
-from deat.core.meter import EpochRecord
 from deat.data import Augment, InMemorySource, Source, StreamingSource
 from deat.errors import CheckpointError, UsageError
 from deat.evaluation.results import unpack_bits
@@ -308,8 +307,7 @@ def _is_history(value: Any, state: State, trainer: Trainer) -> bool:
 def _is_schedule_state(value: Any, state: State, trainer: Trainer) -> bool:
     """Return whether the schedule, which is a pure function, accepts the state."""
     epoch = min(state["epoch"], trainer.config.epochs - 1)
-    record = EpochRecord(epoch, loss=1.0, accuracy=0.5, magnitude=1.0, examples=1)
-    trainer.schedule.observe(value, record)
+    trainer.schedule.observe(value, trainer.schedule.bounding_record(epoch, trainer.config.epochs, grows=False))
     k = trainer.schedule.budget(value, epoch).k
     return _is_count(k) and matches_type(value.get("threshold"), float | None)
 

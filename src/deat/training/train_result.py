@@ -81,12 +81,19 @@ class TrainResult:
         return render_history(repr(self), [self.choice.reason, *self.notes], self.history)
 
     def load_best(self) -> nn.Module:
-        """Load the best epoch's weights into `model` and return it, in eval mode."""
+        """Load the best epoch's weights into `model` and return it, in eval mode.
+
+        Returns:
+            The model.
+        """
         unwrap_model(self.model).load_state_dict(self.best.weights)
         return self.model.eval()
 
     def load_averaged(self) -> nn.Module:
         """Load the averaged weights into `model` and return it, in eval mode.
+
+        Returns:
+            The model.
 
         Raises:
             UsageError: There is no average.

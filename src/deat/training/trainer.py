@@ -15,7 +15,7 @@ from deat.core.game import Game
 from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
 from deat.data.batch_order import num_images_in_batch
-from deat.data.sources import SeekableSource, Source, stopping_workers
+from deat.data.sources import SeekableSource, Source, find_batch_indices, stopping_workers
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError
 from deat.methods import Method, get_method
@@ -154,6 +154,10 @@ class Trainer:
             measurements=method.measurements,
             check_inputs=False,  # sources check their data once
         )
+        self._batch_indices = None
+        if method.attack.remember is not None:
+            self._batch_indices = find_batch_indices(train, method.name)
+            self.game.remember_starts(train.num_examples, tuple(train.shape))
         self.average = WeightAverage(self.model, config.ema) if config.ema else None
         self.game.after_update = self.average.update if self.average else None
         self.game.executor.full_batch_size = distributed.shard.count(train.batch_size)
@@ -301,7 +305,7 @@ class Trainer:
         return self.read_meter()
 
     def prepare_step(self, epoch: int, step: int) -> None:
-        """Set the random streams, the learning rate and the batch size for one batch.
+        """Set the random streams, the learning rate, the batch size and the numbers of the images for one batch.
 
         Args:
             epoch: The epoch, from 0.
@@ -312,14 +316,26 @@ class Trainer:
         if self.distributed.is_multiprocess:
             self.game.global_batch_size = num_images_in_batch(self.train.num_examples, self.train.batch_size, step)
 
+        if self._batch_indices is not None:
+            self.game.batch_index = self._batch_indices(epoch, step)
+
     def set_interruption(self, interruption: Interruption) -> None:
-        """Use another interruption, such as one that several trainings share."""
+        """Use another interruption, such as one that several trainings share.
+
+        Args:
+            interruption: The interruption.
+        """
         self.interruption = interruption
         if self.validator:
             self.validator.interruption = interruption
 
     def call_callbacks(self, event: str, *arguments: object) -> None:
-        """Call the callbacks that handle an event, a method of `Callback`, in their order."""
+        """Call the callbacks that handle an event, a method of `Callback`, in their order.
+
+        Args:
+            event: The name of the callbacks' function, such as "on_epoch".
+            *arguments: What it is called with, after the trainer.
+        """
         for callback in self.callbacks:
             if handler := getattr(callback, event, None):
                 handler(self, *arguments)
@@ -329,7 +345,11 @@ class Trainer:
         self._stopping = True
 
     def scale_step_size(self, factor: float) -> None:
-        """Multiply the length of the adversary's steps by `factor` from the next epoch on. For callbacks."""
+        """Multiply the length of the adversary's steps by `factor` from the next epoch on. For callbacks.
+
+        Args:
+            factor: What the step size is multiplied by.
+        """
         lengths = {name: factor * length for name, length in self._step_lengths.items()}
         self.schedule = replace(self.schedule, **lengths)
 
@@ -349,6 +369,9 @@ class Trainer:
     def read_meter(self) -> EpochRecord:
         """Read the epoch's means so far.
 
+        Returns:
+            The means.
+
         Raises:
             NumericalError: A batch's loss was not finite.
         """
@@ -363,6 +386,9 @@ class Trainer:
         Args:
             message: What is wrong, and what to do.
             batch: The first bad batch of the epoch, from 1; by default the last one.
+
+        Returns:
+            The error, to be raised.
         """
         batch = max(1, self.step) if batch is None else batch
         lr = self.lr_scheduler.lr_at(self.epoch * len(self.train) + batch - 1)
@@ -393,7 +419,11 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a result of `state_dict`."""
+        """Resume from a result of `state_dict`.
+
+        Args:
+            state: What `state_dict` returned.
+        """
         unwrap_model(self.model).load_state_dict(state["model"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.game.executor.clear_recordings()  # they refer to tensors that the optimizer has replaced

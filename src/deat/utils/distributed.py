@@ -121,7 +121,11 @@ class Distributed:
         return BatchShard(self.rank, self.size)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the JSON values of all processes, in the order of ranks."""
+        """Return the JSON values of all processes, in the order of ranks.
+
+        Args:
+            value: This process's value.
+        """
         if not self.is_multiprocess:
             return [value]
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -132,15 +136,30 @@ class Distributed:
         return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(texts, lengths, strict=True)]
 
     def broadcast(self, value: Any) -> Any:
-        """Return the JSON value of the first process."""
+        """Return the JSON value of the first process.
+
+        Args:
+            value: The value; that of other processes than the first is not used.
+        """
         return self.all_gather(value if self.is_main else None)[0]
 
     def all_reduce_sum(self, values: list[float]) -> list[float]:
-        """Add up the numbers of all processes in float64, in the order of ranks, so that all get the same bits."""
+        """Add up the numbers of all processes in float64, in the order of ranks, so that all get the same bits.
+
+        Args:
+            values: This process's numbers.
+
+        Returns:
+            The sums.
+        """
         return [sum(column) for column in zip(*self.all_gather(values), strict=True)]
 
     def all_reduce_tensor(self, tensor: Tensor) -> Tensor:
-        """Return the sum of the tensors of all processes, on the device and without reading it."""
+        """Return the sum of the tensors of all processes, on the device and without reading it.
+
+        Args:
+            tensor: This process's tensor.
+        """
         if not self.is_multiprocess:
             return tensor
         total = tensor.clone()
@@ -148,7 +167,11 @@ class Distributed:
         return total
 
     def all_reduce_any(self, flag: bool) -> bool:
-        """Return whether the flag of any process is true."""
+        """Return whether the flag of any process is true.
+
+        Args:
+            flag: This process's flag.
+        """
         if not self.is_multiprocess:
             return flag
         largest = torch.tensor([int(flag)])
@@ -216,7 +239,14 @@ class Distributed:
                 self.all_reduce_any(False)
 
     def wrap_ddp(self, objective: nn.Module) -> nn.Module:
-        """Wrap a module in DistributedDataParallel, which averages its gradients over all processes."""
+        """Wrap a module in DistributedDataParallel, which averages its gradients over all processes.
+
+        Args:
+            objective: The module of network and loss.
+
+        Returns:
+            The wrapped module, or the module itself in a single process.
+        """
         if not self.is_multiprocess:
             return objective
         # It is about 1x1 kernels in channels-last order, whose bytes are the same in either order.
@@ -224,16 +254,31 @@ class Distributed:
         return DistributedDataParallel(objective, **_NO_BUFFER_SYNC)
 
     def to_sync_batch_norm(self, model: nn.Module) -> nn.Module:
-        """Convert batch norms to synchronized ones, whose statistics are those of the images of all processes."""
+        """Convert batch norms to synchronized ones, whose statistics are those of the images of all processes.
+
+        Args:
+            model: The network.
+
+        Returns:
+            The converted network, or the network itself in a single process.
+        """
         convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
         return convert(model) if self.is_multiprocess else model
 
     def broadcast_model_buffers(self, model: nn.Module) -> None:
-        """Copy the buffers of the first process to all, since batch-norm statistics differ between processes."""
+        """Copy the buffers of the first process to all, since batch-norm statistics differ between processes.
+
+        Args:
+            model: The network, whose buffers are changed in place.
+        """
         self.broadcast_tensors(model.buffers())
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Copy tensors of the first process into those of all others."""
+        """Copy tensors of the first process into those of all others.
+
+        Args:
+            tensors: The tensors, which are changed in place in all processes but the first.
+        """
         for tensor in tensors if self.is_multiprocess else ():
             dist.broadcast(tensor, 0)
 

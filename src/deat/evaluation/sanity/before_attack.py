@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,20 +37,38 @@ def check_before_attacks(
         The flags raised, or only `not_finite` if the outputs are not finite.
     """
     with exact_float32(x.device), eval_mode(model):
-        with torch.no_grad():
-            logits = model(x)
+        own_batch = _query(model, x, y, task)
+        logits = own_batch.outputs
         not_finite = _flag_not_finite(logits)
         if not_finite:
             return [not_finite]
-        random_outputs = [flag for flag in (_flag_training_mode(model), _flag_randomised(model, x)) if flag]
+        random_outputs = [flag for flag in (_flag_training_mode(model), _flag_randomised(model, x, logits)) if flag]
+        large_batch = None
+        if batch_size > len(x):
+            large_batch = _query(model, _fill_batch(x, batch_size), _fill_batch(y, batch_size), task)
         other_flags = (
             _flag_probabilities(logits) if task.reads_logits else None,
-            None if random_outputs else _flag_batch_dependent(model, x, logits, batch_size),  # else they always differ
+            None if random_outputs else _flag_batch_dependent(model, x, logits, large_batch),  # else they always differ
             _flag_at_chance(logits, y, num_classes, task),
-            _flag_zero_gradients(model, x, y, task, batch_size),
+            _flag_zero_gradients(own_batch, large_batch),
             _flag_autograd_inside(model, x),
         )
     return [*random_outputs, *filter(None, other_flags)]
+
+
+class Query(NamedTuple):
+    """A model's outputs for a batch, and the images for which the loss has no gradient, which one pass shows."""
+
+    outputs: Tensor
+    has_no_gradient: Tensor
+
+
+def _query(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Query:
+    with torch.inference_mode(False), torch.enable_grad():
+        inputs, labels = x.clone().requires_grad_(), y.clone()  # an inference tensor cannot be differentiated
+        outputs = model(inputs)
+        grad = compute_gradient(task.loss(outputs, labels).sum(), inputs)
+    return Query(outputs.detach(), ~(grad.flatten(1).abs().amax(1) > 0))  # a NaN is no gradient
 
 
 def are_probabilities(logits: Tensor) -> bool:
@@ -81,23 +99,23 @@ def _flag_probabilities(logits: Tensor) -> Flag | None:
     return make_flag("probabilities", "the outputs are probabilities: none is negative and each row sums to one")
 
 
-def _flag_randomised(model: nn.Module, x: Tensor) -> Flag | None:
+def _flag_randomised(model: nn.Module, x: Tensor, logits: Tensor) -> Flag | None:
     with torch.no_grad():
-        runs = torch.stack([model(x).double() for _ in range(5)])
+        runs = torch.stack([logits.double(), *(model(x).double() for _ in range(4))])
     spread = float((runs - runs[0]).abs().max() / _mean_magnitude(runs))
     if spread <= 1e-4:
         return None
     return make_flag("randomised", f"the outputs of five runs on the same images differ by {spread:.2g} of their size")
 
 
-def _flag_batch_dependent(model: nn.Module, x: Tensor, logits: Tensor, batch_size: int) -> Flag | None:
+def _flag_batch_dependent(model: nn.Module, x: Tensor, logits: Tensor, large_batch: Query | None) -> Flag | None:
     if len(x) < 4:
         return None
     with torch.no_grad():
         small_batches = x.tensor_split(max(2, -(-len(x) // SMALL_BATCH_IMAGES)))
         answers = {f"about {SMALL_BATCH_IMAGES}": torch.cat([model(batch) for batch in small_batches])}
-        if batch_size > len(x):
-            answers[f"{batch_size:,}"] = model(_fill_batch(x, batch_size))[: len(x)]
+    if large_batch is not None:
+        answers[f"{len(large_batch.outputs):,}"] = large_batch.outputs[: len(x)]
     for size, outputs in answers.items():
         count = count_different_outputs(outputs, logits)
         if count > max_odd_images(len(x)):
@@ -158,25 +176,18 @@ def _flag_at_constant_answer(outputs: Tensor, y: Tensor, task: Task) -> Flag | N
     )
 
 
-def _flag_zero_gradients(model: nn.Module, x: Tensor, y: Tensor, task: Task, batch_size: int) -> Flag | None:
-    count = _count_zero_gradients(model, x, y, task)
-    if count > max_odd_images(len(x)):
-        return make_flag("zero_gradients", f"the gradient of the loss is zero or NaN for {count} of {len(x)} images")
-    if batch_size <= len(x):
+def _flag_zero_gradients(own_batch: Query, large_batch: Query | None) -> Flag | None:
+    n, count = len(own_batch.outputs), int(own_batch.has_no_gradient.sum())
+    if count > max_odd_images(n):
+        return make_flag("zero_gradients", f"the gradient of the loss is zero or NaN for {count} of {n} images")
+    if large_batch is None:
         return None
-    count = _count_zero_gradients(model, _fill_batch(x, batch_size), _fill_batch(y, batch_size), task)
-    if count <= max_odd_images(batch_size):
+    n, count = len(large_batch.outputs), int(large_batch.has_no_gradient.sum())
+    if count <= max_odd_images(n):
         return None
     return make_flag(
-        "zero_gradients", f"in batches of {batch_size:,} the gradient of the loss is zero or NaN for {count:,} images"
+        "zero_gradients", f"in batches of {n:,} the gradient of the loss is zero or NaN for {count:,} images"
     )
-
-
-def _count_zero_gradients(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> int:
-    with torch.inference_mode(False), torch.enable_grad():
-        inputs, labels = x.clone().requires_grad_(), y.clone()  # an inference tensor cannot be differentiated
-        grad = compute_gradient(task.loss(model(inputs), labels).sum(), inputs)
-    return int((~(grad.flatten(1).abs().amax(1) > 0)).sum())  # counts NaN too
 
 
 def _flag_autograd_inside(model: nn.Module, x: Tensor) -> Flag | None:

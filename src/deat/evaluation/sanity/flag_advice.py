@@ -24,9 +24,9 @@ FLAG_ADVICE = {
         "accuracy mean little. Make each answer depend on its image alone."
     ),
     "at_chance": (
-        "The model does not classify these images. If deat trained it, train longer, with another --lr or with a smaller "
-        "--eps. Otherwise check the input range that it expects (deat gives [0, 1]), its normalisation and the order of "
-        "the classes."
+        "The model is no better than a constant answer. If deat trained it, train longer, with another --lr or with a "
+        "smaller --eps. Otherwise check the input range that it expects (deat gives images in [0, 1]), its normalisation "
+        "and the order of classes, or the unit of targets."
     ),
     "zero_gradients": (
         "Rounding, saturation or scaling removes the gradient. Attack the model without that part, or with a smooth "

@@ -69,7 +69,11 @@ class Logger:
     state: Mapping[str, Any] = {}
 
     def start(self, run: LoggedRun) -> None:
-        """Begin the record of a run, or continue it where `run.state` is not empty."""
+        """Begin the record of a run, or continue it where `run.state` is not empty.
+
+        Args:
+            run: Its name, folder and settings, and the state of an earlier start.
+        """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, axis: Literal["epoch", "batch"] = "epoch") -> None:
         """Log numbers.
@@ -82,23 +86,54 @@ class Logger:
         raise NotImplementedError
 
     def log_step_begin(self, name: str, value: float, step: int) -> None:
-        """Log the value that a metric has from `step` on. With its value at the end of the epoch it is a step plot."""
+        """Log the value that a metric has from `step` on. With its value at the end of the epoch it is a step plot.
+
+        Args:
+            name: The metric's name.
+            value: Its value.
+            step: How many epochs are done.
+        """
         self.log_metrics({name: value}, step)
 
     def log_image(self, name: str, image: Tensor, step: int) -> None:
-        """Log an image, (C, H, W) uint8 on the CPU, after so many epochs."""
+        """Log an image, (C, H, W) uint8 on the CPU, after so many epochs.
+
+        Args:
+            name: The image's name.
+            image: The image.
+            step: How many epochs are done.
+        """
 
     def log_summary(self, summary: Mapping[str, float]) -> None:
-        """Log the results of the run."""
+        """Log the results of the run.
+
+        Args:
+            summary: The results by name.
+        """
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Log a table."""
+        """Log a table.
+
+        Args:
+            name: The table's name.
+            columns: The names of its columns.
+            rows: Its rows, with a value for each column.
+        """
 
     def log_file(self, path: Path, name: str) -> None:
-        """Store a file, such as weights, with the record."""
+        """Store a file, such as weights, or a folder, such as a checkpoint, with the record.
+
+        Args:
+            path: The file or folder.
+            name: Its name in the record.
+        """
 
     def finish(self, status: Status) -> None:
-        """End the record."""
+        """End the record.
+
+        Args:
+            status: How the training ended.
+        """
 
 
 @dataclass(frozen=True)
@@ -154,7 +189,11 @@ def register_logger(
 
 
 def list_loggers() -> list[LoggerInfo]:
-    """List the registered loggers, by name."""
+    """List the registered loggers, by name.
+
+    Returns:
+        What is known of each.
+    """
     package = import_module("deat.integrations.loggers")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")

@@ -58,6 +58,7 @@ class RunLog(Callback):
         loggers: The loggers.
         folder: The folder for their files and for `loggers.json`.
         every: Log the loss of every so many batches; 0 for none. Reading it makes a GPU wait.
+        checkpoints: Whether to store every checkpoint as an artefact, where the tool has them.
         name: A name for the run; by default that of the method and the data.
         notify: Shows which logger failed; by default a RuntimeWarning.
 
@@ -74,10 +75,12 @@ class RunLog(Callback):
         folder: Path,
         *,
         every: int = 0,
+        checkpoints: bool = False,
         name: str | None = None,
         notify: MessageHandler | None = None,
     ) -> None:
-        self.loggers, self.folder, self.every, self.name = list(loggers), folder, every, name
+        self.loggers, self.folder, self.name = list(loggers), folder, name
+        self.every, self.checkpoints = every, checkpoints
         self.notify = notify or show_as_warning
         self.trainer: Trainer | None = None
         self._active: list[Logger] | None = None
@@ -115,6 +118,11 @@ class RunLog(Callback):
                 if image is not None:
                     self._tell(lambda logger: logger.log_image("adversarial_examples", image, stats.epoch + 1), drawing)
 
+    def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        """Store the checkpoint, if that is wanted."""
+        if self.checkpoints:
+            self._tell(lambda logger: logger.log_file(path, "checkpoint"), self._storing())
+
     def on_train_end(self, trainer: Trainer, result: TrainResult | None) -> None:
         """Log the results, and store the best weights."""
         self._is_complete = result is not None
@@ -126,18 +134,27 @@ class RunLog(Callback):
         values |= {"seconds": result.seconds}
         summary = {name: float(value) for name, value in values.items() if value is not None}
         self._tell(lambda logger: logger.log_summary(summary))
-        storing = [x for x in self._active if type(x).log_file is not Logger.log_file]
-        if storing:
+        if storing := self._storing():
             self._store_best_weights(result, storing)
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Log a table, such as the final scores."""
+        """Log a table, such as the final scores.
+
+        Args:
+            name: The table's name.
+            columns: The names of its columns.
+            rows: Its rows, with a value for each column.
+        """
         if self._active is None and self.trainer is not None:
             self._start(self.trainer)
         self._tell(lambda logger: logger.log_table(name, columns, rows))
 
     def finish(self, status: Status) -> None:
-        """End the records that were begun."""
+        """End the records that were begun.
+
+        Args:
+            status: How the training ended.
+        """
         self._tell(lambda logger: logger.finish(status))
         self._active = None
 
@@ -161,7 +178,8 @@ class RunLog(Callback):
             key: dict(logger.state) for key, logger in zip(keys, self.loggers, strict=True) if logger in self._active
         }
         with _reported(self.notify, "its state cannot be written, so that a resumed run begins a new record"):
-            write_json(self.folder / STATE_FILE, {"every": self.every, "loggers": {**states, **new_states}})
+            options = {"every": self.every, "checkpoints": self.checkpoints}
+            write_json(self.folder / STATE_FILE, {**options, "loggers": {**states, **new_states}})
 
     def _tell(self, call: Callable[[Logger], None], loggers: Sequence[Logger] | None = None) -> None:
         """Call every active logger; one that fails is reported and left out from then on."""
@@ -171,13 +189,17 @@ class RunLog(Callback):
             try:
                 with redirect_stdout(sys.stderr):  # a command's standard output may be JSON
                     call(logger)
-            except Exception as error:  # whatever a tool raises
+            except (Exception, SystemExit) as error:  # whatever a tool raises
                 assert self._active is not None
                 self._active.remove(logger)
                 self.notify(
                     f"the logger {logger.name or type(logger).__name__!r} failed "
                     f"({summarize_error(error)}); it logs no more, and training continues"
                 )
+
+    def _storing(self) -> list[Logger]:
+        """The active loggers whose tool has artefacts."""
+        return [logger for logger in self._active or () if type(logger).log_file is not Logger.log_file]
 
     def _store_best_weights(self, result: TrainResult, loggers: Sequence[Logger]) -> None:
         file = self.folder / "best.safetensors"
@@ -189,20 +211,15 @@ class RunLog(Callback):
 
 def read_states(folder: Path) -> dict[str, Any]:
     """Read by what the loggers in a folder find their records; empty where there is nothing, or it is damaged."""
-    try:
-        states = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["loggers"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return {}
+    states = _read_state_file(folder).get("loggers")
     return {str(k): v for k, v in states.items() if isinstance(v, dict)} if isinstance(states, dict) else {}
 
 
-def read_interval(folder: Path) -> int:
-    """Read of how many batches the loggers in a folder log one; 0 for none."""
-    try:
-        every = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["every"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return 0
-    return every if is_int_at_least(every, 0) else 0
+def read_log_options(folder: Path) -> tuple[int, bool]:
+    """Read what the loggers in a folder log besides epochs: of how many batches one (0 for none), and checkpoints."""
+    content = _read_state_file(folder)
+    every = content.get("every", 0)
+    return (every if is_int_at_least(every, 0) else 0), content.get("checkpoints") is True
 
 
 def get_recorded_loggers(folder: Path, notify: MessageHandler) -> list[Logger]:
@@ -215,6 +232,14 @@ def get_recorded_loggers(folder: Path, notify: MessageHandler) -> list[Logger]:
         except UsageError as error:
             notify(f"the run is not logged to {make_printable(name)!r} any more: {error}")
     return loggers
+
+
+def _read_state_file(folder: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def epoch_metrics(stats: EpochStats, timing: EpochTiming | None) -> dict[str, float]:

@@ -75,7 +75,10 @@ class Wandb(Logger):
         import wandb
 
         artifact = wandb.Artifact(f"{name}-{self.run.id}", type="model")
-        artifact.add_file(str(path))
+        if path.is_dir():
+            artifact.add_dir(str(path))
+        else:
+            artifact.add_file(str(path))
         self.run.log_artifact(artifact)
 
     def finish(self, status: Status) -> None:

@@ -1,0 +1,217 @@
+"""Square (Andriushchenko et al. 2020): a random search by squares that asks for logits alone, with AutoAttack's settings.
+
+Each query changes one square of every image and keeps the change where the margin falls. An image leaves the batch when
+the exact model is wrong about it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from deat.evaluation.attacks import confirm_fooled
+from deat.evaluation.fast_model import FastModel
+from deat.tasks.classification import as_class_logits
+from deat.threat import ThreatModel
+from deat.utils.torch_utils import broadcast_mask
+
+FIRST_SHARE = 0.8
+"""The share of the pixels that the first squares cover."""
+SHARE_HALVES_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+"""The queries after which squares become half as large."""
+GRID = 5
+"""In L2 and L1 the first example has so many patterns along each side."""
+
+
+@dataclass(frozen=True)
+class Square:
+    """Square with the margin as its loss.
+
+    Attributes:
+        queries: How often each image is asked about.
+    """
+
+    queries: int = 5000
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> Tensor:
+        """Attack images that are classified correctly.
+
+        Args:
+            model: Network that returns logits. No gradients are taken.
+            x: Images (B, C, H, W) in [0, 1].
+            y: Their labels.
+            threat: The ball.
+            draws: Source of squares, on the CPU.
+
+        Returns:
+            For each image the example with the smallest margin found.
+        """
+        search = (_BlockSearch if threat.name == "linf" else _MassSearch)(model, x, y, threat, draws)
+        with torch.no_grad():
+            return search.run(self.queries)
+
+
+def _window_share(query: int) -> float:
+    return FIRST_SHARE * 0.5 ** sum(query > limit for limit in SHARE_HALVES_AFTER)
+
+
+class _BlockSearch:
+    """The search in Linf: a square of one colour of size eps."""
+
+    min_side, is_odd = 1, False
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> None:
+        self.model, self.threat, self.draws = model, threat, draws
+        # A fast model copies images into this order, and only a square changes between two queries.
+        self.order = torch.channels_last if isinstance(model, FastModel) else torch.contiguous_format
+        self.x = x.contiguous(memory_format=self.order)
+        self.y, self.rows = y, torch.arange(len(x), device=x.device)
+        self.result, self.margin = x.clone(), torch.full((len(x),), math.inf, device=x.device)
+
+    def run(self, queries: int) -> Tensor:
+        """Search until every image is misclassified or the queries are used up."""
+        self.best = self._first_examples().contiguous(memory_format=self.order)
+        margin = self._ask(self.best)
+        self.margin = margin
+        is_left = self._is_left(margin <= 0)
+        for query in range(queries):
+            if not is_left.any():
+                break
+            if not is_left.all():
+                self._select(is_left)
+            is_left = self._is_left(self._improve(self._side(query)))
+        self.result[self.rows] = self.best
+        return self.result
+
+    def _side(self, query: int) -> int:
+        height, width = self.x.shape[2:]
+        side = max(round(math.sqrt(_window_share(query) * height * width)), self.min_side)
+        return min(side + (self.is_odd and side % 2 == 0), height, width)
+
+    def _ask(self, x_adv: Tensor) -> Tensor:
+        """The logit of the label minus the largest other one."""
+        logits = as_class_logits(self.model(x_adv)).clone()
+        rows = torch.arange(len(logits), device=logits.device)
+        own = logits[rows, self.y].clone()
+        logits[rows, self.y] = -math.inf
+        return own - logits.amax(1)
+
+    def _is_left(self, claimed: Tensor) -> Tensor:
+        """Which images are still to be fooled, by the exact model."""
+        if not claimed.any():
+            return torch.ones_like(claimed)
+        return ~confirm_fooled(self.model, self.best, self.y, claimed)
+
+    def _select(self, is_left: Tensor) -> None:
+        """Remove the images that are misclassified from the search."""
+        out = ~is_left
+        self.result[self.rows[out]] = self.best[out]
+        self.y, self.rows, self.margin = (values[is_left] for values in (self.y, self.rows, self.margin))
+        self.x, self.best = (values[is_left].contiguous(memory_format=self.order) for values in (self.x, self.best))
+
+    def _rand(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self.draws)
+
+    def _signs(self, *shape: int) -> Tensor:
+        return (2 * self._rand(*shape) - 1).sign().to(self.x.device)
+
+    def _place(self, side: int) -> tuple[slice, slice]:
+        """The rows and columns of a square at a random place."""
+        top, left = (int(float((size - side) * self._rand(1))) for size in self.x.shape[2:])
+        return slice(top, top + side), slice(left, left + side)
+
+    def _first_examples(self) -> Tensor:
+        """Stripes of size eps."""
+        count, channels, _, width = self.x.shape
+        return (self.x + self.threat.eps * self._signs(count, channels, 1, width)).clamp(0, 1)
+
+    def _improve(self, side: int) -> Tensor:
+        """Try one square; return which images the queried model misclassifies now."""
+        window, eps = (slice(None), slice(None), *self._place(side)), self.threat.eps
+        x, before = self.x[window], self.best[window].clone()
+        after = before + 2 * eps * self._signs(self.x.shape[1], 1, 1)
+        after = torch.minimum(torch.maximum(after, x - eps), x + eps).clamp_(0, 1)
+        self.best[window] = after
+        margin = self._ask(self.best)
+        is_better = (margin < self.margin) | (margin <= 0)
+        self.best[window] = torch.where(broadcast_mask(is_better, after), after, before)
+        self.margin = torch.where(is_better, margin, self.margin)
+        return is_better & (margin <= 0)
+
+
+class _MassSearch(_BlockSearch):
+    """The search in L2 and L1: the size of the change moves from one square to another."""
+
+    min_side, is_odd = 3, True
+
+    def _first_examples(self) -> Tensor:
+        """A grid of patterns, scaled to the radius."""
+        count, channels, height, width = self.x.shape
+        side = height // GRID
+        edge = (height - side * GRID) // 2
+        delta = torch.zeros_like(self.x)
+        for row in range(height // side):
+            for column in range(width // side):
+                top, left = edge + row * side, edge + column * side
+                delta[:, :, top : top + side, left : left + side] += self._pattern(side) * self._signs(
+                    count, channels, 1, 1
+                )
+        return self._into_ball(self.x, delta)
+
+    def _improve(self, side: int) -> Tensor:
+        """Move the change of one square to another; return which images the queried model misclassifies now."""
+        to, source = (slice(None), slice(None), *self._place(side)), (slice(None), slice(None), *self._place(side))
+        delta, eps = self.best - self.x, self.threat.eps
+        count, channels = delta.shape[:2]
+        both = torch.zeros_like(delta)
+        both[to] = both[source] = 1
+        free = eps**self.power - self._mass(delta).sum(1, keepdim=True)
+        pattern = self._pattern(side) * self._signs(count, channels, 1, 1)
+        pattern = pattern + delta[to] / (1e-12 + self._size(delta[to]))
+        budget = free.clamp(min=0) / channels + self._mass(delta * both)
+        if self.power == 1:
+            budget = budget * channels
+        pattern = pattern / (1e-12 + self._size(pattern)) * budget ** (1 / self.power)
+        delta[source] = 0
+        delta[to] = pattern
+        x_adv = self._into_ball(self.x, delta)
+        margin = self._ask(x_adv)
+        is_better = (margin < self.margin) | (margin <= 0)
+        self.best = torch.where(broadcast_mask(is_better, x_adv), x_adv, self.best)
+        self.margin = torch.where(is_better, margin, self.margin)
+        return is_better & (margin <= 0)
+
+    @property
+    def power(self) -> int:
+        """2 in L2, where sizes add up by their squares, and 1 in L1."""
+        return 2 if self.threat.name == "l2" else 1
+
+    def _mass(self, values: Tensor) -> Tensor:
+        """The sum of powers of each channel, (B, C, 1, 1)."""
+        return values.abs().pow(self.power).sum((-2, -1), keepdim=True)
+
+    def _size(self, values: Tensor) -> Tensor:
+        return self._mass(values) ** (1 / self.power)
+
+    def _into_ball(self, x: Tensor, delta: Tensor) -> Tensor:
+        """In L2 the change scaled to the radius and clipped, in L1 its projection."""
+        if self.threat.name == "l1":
+            return x + self.threat.project(x, delta)
+        length = broadcast_mask(delta.square().flatten(1).sum(1).sqrt(), delta)
+        return (x + delta / (length + 1e-12) * self.threat.eps).clamp(0, 1)
+
+    def _pattern(self, side: int) -> Tensor:
+        """Two bumps of opposite signs, above each other or side by side, of size 1."""
+        delta = torch.cat((self._bump(side // 2, side), -self._bump(side - side // 2, side)))
+        delta = delta / self._size(delta)
+        return (delta.T if float(self._rand(1)) > 0.5 else delta).to(self.x.device)
+
+    def _bump(self, height: int, width: int) -> Tensor:
+        """A hill of nested rectangles, of size 1."""
+        delta = torch.zeros(height, width)
+        top, left = height // 2, width // 2
+        for ring in range(max(height // 2 + 1, width // 2 + 1)):
+            rows, columns = (slice(max(first - ring, 0), first + ring + 1) for first in (top, left))
+            delta[rows, columns] += 1.0 / (ring + 1) ** (2 if self.power == 2 else 4)
+        return delta / self._size(delta)
