@@ -129,7 +129,7 @@ def test_recordings_are_warmed_up_on_one_stream(recording_engine: deat.Engine, m
     assert Stream.made == 1, "cuBLAS keeps memory of its own for every stream"
 
 
-def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_judges(
+def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_evaluates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entered: list[str] = []
@@ -165,7 +165,7 @@ def test_moves_that_cannot_be_recorded_run_eagerly_and_the_engine_says_so(
     assert broken.states == ["anew"], "dropout would fail from here on"
 
 
-def test_what_went_wrong_inside_a_recording_is_said_rather_than_that_it_broke(broken: Broken) -> None:
+def test_what_went_wrong_inside_a_recording_is_reported_rather_than_that_it_broke(broken: Broken) -> None:
     broken.begins = True
     with (
         pytest.raises(RuntimeError, match="a value was asked for") as raised,

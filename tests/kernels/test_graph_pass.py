@@ -183,7 +183,7 @@ def test_networks_of_the_registry_compute_what_they_did(name: str, side: int, mo
     assert compared(net, IMAGE[..., :side, :side]) == sum(isinstance(m, nn.BatchNorm2d) for m in net.modules())
 
 
-def test_sums_and_relus_are_fused_where_nobody_else_needs_them() -> None:
+def test_sums_and_relus_are_fused_where_no_process_else_needs_them() -> None:
     torch._dynamo.reset()
     calls: list[tuple[bool, bool, bool]] = []
 

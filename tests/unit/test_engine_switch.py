@@ -25,7 +25,7 @@ def trainer_with(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> Trainer:
 
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("played", [0, 2])
-def test_either_engine_goes_on_from_the_others_state(
+def test_either_engine_resumes_from_the_others_state(
     recorded: bool, played: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, first, second = (trainer_with(device, monkeypatch) for device in (recorded, recorded, not recorded))
@@ -58,7 +58,7 @@ def test_rates_from_a_state_of_the_host_are_device_values_that_a_recording_follo
     )
 
 
-def test_training_that_goes_on_with_other_steps_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_that_resumes_with_other_steps_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     host, device = (collect_environment(trainer_with(on_device, monkeypatch)) for on_device in (False, True))
     assert list_differences(host, host) == []
     shapes = [{"settings": {"rate": name}} for name in ("cyclic", "flat")]
@@ -67,7 +67,7 @@ def test_training_that_goes_on_with_other_steps_is_not_called_exact(monkeypatch:
     assert list_differences({name: value for name, value in host.items() if name != "steps"}, device) == []
 
 
-def test_an_optimiser_of_ones_own_goes_on_with_its_own_settings() -> None:
+def test_an_optimiser_of_your_own_resumes_with_its_own_settings() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     one, other = (torch.optim.Adam([weight], lr=lr, betas=(0.5, 0.6)) for lr in (0.1, 0.2))
     weight.grad = torch.ones(2)

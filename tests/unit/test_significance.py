@@ -81,7 +81,7 @@ def test_holm_is_the_textbooks():
     assert list(found) == ["a", "b", "c", "d"]
 
 
-def test_rows_are_compared_on_the_images_both_were_judged_on(tmp_path):
+def test_rows_are_compared_on_the_images_both_were_evaluated_on(tmp_path):
     for seed in range(2):
         make_run(tmp_path / f"a{seed}", "pgd-7", seed=seed, shares={"pgd-20": 0.5})
         make_run(tmp_path / f"b{seed}", "free-4", seed=seed, shares={"pgd-20": 0.4})
@@ -102,7 +102,7 @@ def test_rows_are_compared_on_the_images_both_were_judged_on(tmp_path):
     assert found.images == 200
 
 
-def test_rows_judged_on_other_images_or_by_other_settings_are_not_compared(tmp_path):
+def test_rows_evaluated_on_other_images_or_by_other_settings_are_not_compared(tmp_path):
     make_run(tmp_path / "a", "pgd-7", shares={"pgd-20": 0.5})
     make_run(tmp_path / "b", "free-4", shares={"pgd-20": 0.4}, classes=("0", "1", "2"))
     make_run(tmp_path / "c", "free-8", seed=5, shares={"pgd-20": 0.4})

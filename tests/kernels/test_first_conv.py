@@ -81,7 +81,7 @@ def test_images_that_lie_apart_in_memory_get_their_gradient() -> None:
 
 
 @pytest.mark.parametrize("unasked", ["_input_gradient", "_weight_gradient"])
-def test_gradients_that_nobody_asks_for_are_not_computed(unasked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_nothing_asks_for_are_not_computed(unasked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_conv, unasked, lambda *args: pytest.fail("nobody asked"))
     x, weight = draw(2, 3, 6, 6), draw(8, 3, 3, 3)
     leaf = (weight if unasked == "_input_gradient" else x).requires_grad_()

@@ -68,7 +68,7 @@ def test_pieces_of_a_bench_run_apart_make_one_table_and_repetitions_do_not(tmp_p
     assert [row.name for row in load_report_data(folders[:2]).rows] == ["a", "a (2)"]
 
 
-def test_a_flag_that_both_epochs_raised_is_told_once_and_one_of_the_last_alone_as_such(tmp_path):
+def test_a_flag_that_both_epochs_raised_is_reported_once_and_one_of_the_last_alone_as_such(tmp_path):
     both, late = Flag("one_step_wins", "x", "y"), Flag("invalid", "z", "y")
     folder = make_run(tmp_path / "a", shares={"natural": 0.9}, flags=(both,))
     make_run(tmp_path / "b", shares={"natural": 0.9}, flags=(both, late))
@@ -175,7 +175,7 @@ def test_rows_whose_names_are_cut_to_the_same_are_both_in_a_legend(tmp_path):
     pyplot.close(canvas)
 
 
-def test_a_network_that_all_rows_share_is_told_once_and_not_behind_each_name(tmp_path):
+def test_a_network_that_all_rows_share_is_reported_once_and_not_behind_each_name(tmp_path):
     def rows(*models):
         return [
             {"name": f"{method} {model}", "method": method, "model": model, "runs": [one_run(f"{method}-{model}")]}

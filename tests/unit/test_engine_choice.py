@@ -90,7 +90,7 @@ def test_auto_compiles_once_where_that_fell_back(paced):
     assert wanted == [True]
 
 
-def test_what_was_spent_before_a_run_goes_on_does_not_make_it_look_faster(paced):
+def test_what_was_spent_before_a_run_resumes_does_not_make_it_look_faster(paced):
     trainer, wanted = paced
     trainer.game.cost.backprops = 10**9
     trainer.compile_policy.before_epoch(trainer)
@@ -164,7 +164,7 @@ def test_a_pace_is_of_one_epoch(paced, monkeypatch):
     assert wanted == []
 
 
-def test_whoever_follows_a_run_is_told_what_plays_it(paced, capsys, monkeypatch):
+def test_callbacks_can_read_which_engine_runs(paced, capsys, monkeypatch):
     trainer, _ = paced
     trainer.compile_policy = CompilePolicy()
     how = ["graph"]

@@ -68,7 +68,7 @@ def test_cyclic_stays_between_zero_and_its_peak(peak, total):
         assert 0.8 - 1e-12 <= momentum <= 0.9 + 1e-12
 
 
-def test_cyclic_peaks_where_it_is_told():
+def test_cyclic_peaks_at_the_given_step():
     found = lrs("cyclic", 10, 10, peak=0.3)
     assert found.index(max(found)) == 30
     assert max(found) == pytest.approx(0.2)

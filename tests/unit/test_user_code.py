@@ -105,7 +105,7 @@ def test_a_malformed_spec_says_the_form(spec):
     ("spec", "is_file"),
     [("a/b.py:NAME", True), ("b.py", True), ("b.py:", True), ("timm:resnet18", False), ("small", False)],
 )
-def test_file_specs_are_told_from_names(spec, is_file):
+def test_file_specs_are_distinguished_from_names(spec, is_file):
     assert is_file_spec(spec) is is_file
 
 

@@ -303,7 +303,7 @@ def test_watching_changes_nothing_in_a_healthy_training():
     ("sees", "kind", "cure"),
     [(False, "catastrophic overfitting", "--alpha"), (True, "a collapse of the whole network", "--lr")],
 )
-def test_warning_is_visible_and_training_goes_on(sees, kind, cure):
+def test_warning_is_visible_and_training_continues(sees, kind, cure):
     watch = OverfitWatch(held(), THREAT)
     trainer = sabotage(trainer_with(watch), 4)
     if not sees:
@@ -365,7 +365,7 @@ def test_the_epoch_put_back_is_the_last_healthy_one_and_none_that_had_begun_to_f
     assert [event.epoch for event in watch._history] == [0, 1, 2, 3]
 
 
-def test_a_watch_judges_by_the_images_it_scores_and_the_answer_that_most_of_them_have(monkeypatch):
+def test_a_watch_evaluates_by_the_images_it_scores_and_the_answer_that_most_of_them_have(monkeypatch):
     asked, judge = [], OverfitRule.find_collapse
     monkeypatch.setattr(
         OverfitRule, "find_collapse", lambda self, *given: (asked.append(given[1:]), judge(self, *given))[1]
@@ -407,7 +407,7 @@ def test_stop_leaves_the_last_healthy_epoch_in_the_model_and_the_best(val):
     assert [(event.epoch, event.action) for event in watch.collapses] == [(4, "stop")]
 
 
-def test_rollback_goes_on_from_the_healthy_epoch_with_half_the_step():
+def test_rollback_resumes_from_the_healthy_epoch_with_half_the_step():
     watch, states = silent("rollback"), States()
     trainer = sabotage(trainer_with(watch, states, method="m+pgd-3"), 4)
     result = trainer.fit()
@@ -493,7 +493,7 @@ def test_shorter_steps_are_shorter_where_they_are_stretched_too():
     assert (trainer.schedule.alpha, trainer.schedule.stretch) == pytest.approx((alpha / 4, stretch / 4))
 
 
-def test_log_is_written_anew_where_a_watch_goes_on(tmp_path):
+def test_log_is_written_anew_where_a_watch_resumes(tmp_path):
     watch = silent("warn", log_path=tmp_path / "watch.jsonl")
     trainer_with(watch, epochs=2).fit()
     other = silent("warn", log_path=tmp_path / "other.jsonl")

@@ -90,7 +90,7 @@ def test_one_process_of_several_speaks():
     assert [len(warned(Ending(nn.Softmax(1)), distributed=Distributed(rank=rank))) for rank in (0, 1)] == [1, 0]
 
 
-def test_few_held_out_images_are_told_with_what_one_is_worth_and_the_flag_that_helps():
+def test_few_held_out_images_are_reported_with_what_one_is_worth_and_the_flag_that_helps():
     (said,) = collect_start_notes(trainer_of("pgd-2", data=learnable(60), val=learnable(29, seed=1)))
     assert "only 29 images are held out to choose the best epoch: each is worth 3.4 points" in said
     assert "less than about 24 points apart" in said
@@ -116,7 +116,7 @@ def test_interval_of_a_difference_holds_it_and_is_newcombe_s(one, other, n):
     assert newcombe_interval(other, one, n) == pytest.approx((-high, -low))
 
 
-def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch):
+def test_weights_at_chance_are_reported_with_the_numbers_and_what_helps(monkeypatch):
     monkeypatch.setattr(PLACE, lambda *_: scores_of(0.5, 0.5, n=4))
     held = learnable(4)[0], torch.tensor([0, 1, 1, 2])
     (said,) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
@@ -131,7 +131,7 @@ def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch)
     [([0, 1, 2] * 8, False), ([0, 0, 0, 0, 1, 2] * 4, True), ([0, 0, 0, 0, 1, 2], False)],
     ids=["as common", "commoner", "of few images by chance"],
 )
-def test_weights_at_chance_where_one_class_is_far_commoner_are_told_with_that(labels, said, monkeypatch):
+def test_weights_at_chance_where_one_class_is_far_commoner_are_reported_with_that(labels, said, monkeypatch):
     monkeypatch.setattr(PLACE, lambda *_: scores_of(0.3, 0.3))
     held = learnable(len(labels))[0], torch.tensor(labels)
     (note, *_) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
@@ -162,7 +162,7 @@ def test_few_images_are_not_held_against_an_epoch_that_is_better_than_chance(mon
     assert judged(monkeypatch, (0.5, 0.5), n=48).validator.chance_upper_bound == 1 / 3
 
 
-def test_a_network_that_forgot_what_it_knew_is_told_from_where_to_where_and_what_helps(monkeypatch):
+def test_a_network_that_forgot_what_it_knew_is_reported_with_both_numbers_and_what_helps(monkeypatch):
     (said,) = judged(monkeypatch, (0.99, 0.1), (0.6, 0.5)).fit().notes
     assert said.startswith("natural accuracy fell from 99.0% (epoch 1) to 60.0% (epoch 2, ")
     assert all(way in said for way in ("--eps", "--lr"))
@@ -170,7 +170,7 @@ def test_a_network_that_forgot_what_it_knew_is_told_from_where_to_where_and_what
     assert judged(monkeypatch, (0.6, 0.5), (0.99, 0.1)).fit().notes == []
 
 
-def test_weights_that_know_something_and_those_that_nobody_judged_are_not_said_to_be_at_chance(monkeypatch):
+def test_weights_that_know_something_and_those_that_nothing_evaluated_are_not_said_to_be_at_chance(monkeypatch):
     assert trainer_of("pgd-2").fit().notes == []
     monkeypatch.setattr(PLACE, lambda *_: scores_of(0.75, 0.0, n=4))
     held = learnable(4)[0], torch.tensor([0, 1, 1, 2])
@@ -195,7 +195,7 @@ def test_a_training_whose_k_was_never_raised_says_so_at_its_end(monkeypatch):
         ("linf:0", "natural training"),
     ],
 )
-def test_a_radius_that_means_little_is_said_before_training(spec, words):
+def test_a_radius_that_means_little_is_reported_before_training(spec, words):
     said = []
     images = torch.rand(24, 1, 4, 4), torch.arange(24) % 3
     deat.make_trainer(conv_net(), images, method="pgd-2", threat=spec, config=QUICK, notify=said.append)
@@ -234,7 +234,7 @@ def test_fit_says_what_its_result_notes_unless_it_is_to_be_silent(
     assert ("take care" in capsys.readouterr().err.splitlines()) == progress
 
 
-def test_a_k_that_does_not_grow_is_told_while_it_can_be_changed(monkeypatch, capsys):
+def test_a_k_that_does_not_grow_is_reported_while_it_can_be_changed(monkeypatch, capsys):
     trainer = trainer_of("m+deat", epochs=12, callbacks=[EpochPrinter()])
     read, spikes = trainer.read_meter, iter([1.0, 90.0, *[30.0] * 10])
     monkeypatch.setattr(trainer, "read_meter", lambda: replace(read(), magnitude=next(spikes)))
@@ -257,7 +257,7 @@ def stuck_after(monkeypatch, magnitudes, epochs=30, **options) -> deat.Trainer:
 
 
 @pytest.mark.parametrize(("later", "epoch"), [(55.0, 4), (80.0, 10)])
-def test_a_k_that_is_unlikely_to_grow_is_told_at_once_and_never_twice(later, epoch, monkeypatch, capsys):
+def test_a_k_that_is_unlikely_to_grow_is_reported_at_once_and_never_twice(later, epoch, monkeypatch, capsys):
     """As after a start from trained weights, where l_X has a peak in epoch 2."""
     stuck_after(monkeypatch, [1.0, 90.0, *[later] * 28], callbacks=[EpochPrinter()]).fit()
     lines = capsys.readouterr().out.splitlines()
@@ -275,7 +275,7 @@ def test_fit_shows_a_k_that_does_not_grow_between_its_epoch_lines(progress, monk
     assert capsys.readouterr().err.count("after 4 of 8 epochs k stayed at 1") == progress
 
 
-def test_a_loop_of_one_s_own_is_warned_of_a_k_that_does_not_grow(monkeypatch):
+def test_a_loop_of_your_own_is_warned_of_a_k_that_does_not_grow(monkeypatch):
     net = conv_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     step = deat.AdversarialStep(net, optimizer, epochs=30, method="m+deat")

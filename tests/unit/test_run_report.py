@@ -8,7 +8,7 @@ def score(fgsm: float, pgd: float, images: int = 400) -> ModelScore:
     return ModelScore("mine", {"natural": 0.9, "fgsm": fgsm, "pgd-20": pgd}, images, 10, 1.0)
 
 
-def test_a_longer_attack_that_leaves_more_is_said_to_be_masked() -> None:
+def test_a_longer_attack_that_leaves_more_is_reported_to_be_masked() -> None:
     (line,) = list_gradient_masking_warnings([score(0.3, 0.5), score(0.5, 0.3)], "deat evaluate run")
     assert "mine" in line
     assert "masked" in line

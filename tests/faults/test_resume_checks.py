@@ -169,13 +169,13 @@ def test_python_training_does_not_go_on_with_other_held_out_data():
         Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), val=one_pixel_less(*val), epochs=2))
 
 
-def test_checkpoint_that_does_not_tell_its_data_goes_on():
+def test_checkpoint_that_does_not_tell_its_data_resumes():
     keep_epoch(learnable(24))
     rewrite_state(Path("kept"), lambda state: state["config"]["data"].pop("content"))
     assert Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), epochs=2))
 
 
-def test_loader_in_another_order_goes_on():
+def test_loader_in_another_order_resumes():
     def loader(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         order = torch.randperm(24, generator=torch.Generator().manual_seed(seed))
         x, y = learnable(24)
@@ -213,7 +213,7 @@ def test_other_device_version_or_number_of_processes_needs_consent_and_is_marked
     assert record["not_exact_because"]
 
 
-def test_a_call_of_fit_goes_on_elsewhere_with_the_consent_that_its_refusal_asks_for():
+def test_a_call_of_fit_resumes_elsewhere_with_the_consent_that_its_refusal_asks_for():
     def fit(**more: object) -> deat.TrainResult:
         options = {"method": "fgsm", "epochs": 2, "batch_size": 8, "progress": False}
         return deat.fit(conv_net(), learnable(24), checkpoints="kept", **options, **more)
@@ -244,7 +244,7 @@ def test_eager_instead_of_the_usual_engine_is_harmless(unfinished, whole):
 
 
 @pytest.mark.promise("P19")
-def test_checkpoint_that_does_not_tell_its_processor_goes_on(unfinished, whole):
+def test_checkpoint_that_does_not_tell_its_processor_resumes(unfinished, whole):
     rewrite_state(unfinished, lambda state: [state["environment"].pop(name) for name in ("cpu", "compiled")])
     assert main(["resume", "run"]) == 0
     assert_same_run(unfinished, whole)
@@ -408,7 +408,7 @@ def test_files_that_a_manifest_does_not_name_are_not_looked_at(name, tmp_path):
 
 @pytest.mark.promise("P21")
 @pytest.mark.parametrize("wrong", [{"events": [5]}, {"standing": "x"}, {"healthy": 5}, {"seconds": "x"}])
-def test_watch_takes_up_its_own_state_alone(wrong):
+def test_watch_restores_its_own_state_alone(wrong):
     watch = OverfitWatch(trainer_of("fgsm", val=learnable()).val, deat.Linf(0.1))
     with pytest.raises((TypeError, ValueError)):
         watch.load_state_dict({**watch.state_dict(), **wrong})
@@ -500,7 +500,7 @@ def test_checkpoint_that_names_a_module_imports_nothing(unfinished):
     assert not Path("marker").exists()
 
 
-def test_auto_starts_a_run_where_there_is_none_and_goes_on_where_there_is(whole, capsys):
+def test_auto_starts_a_run_where_there_is_none_and_resumes_where_there_is(whole, capsys):
     assert main([*SHORT, "--resume", "auto"]) == 0
     assert_same_run(Path("run"), whole)
     assert main([*SHORT, "--resume", "auto"]) == 0
@@ -608,6 +608,6 @@ def test_record_gives_its_lists_back_as_they_were_and_what_a_later_deat_added_is
     assert (found.request.data, found.config.epochs) == ("digits", 3)
 
 
-def test_unfinished_run_is_judged_with_a_remark(unfinished, capsys):
+def test_unfinished_run_is_evaluated_with_a_remark(unfinished, capsys):
     assert main(["evaluate", "run", "--attacks", "natural", "--n", "20"]) == 0
     assert "not finished" in capsys.readouterr().err

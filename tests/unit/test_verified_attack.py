@@ -46,7 +46,7 @@ def evaluate_own(act, *, sanity=False):
     return evaluate(undefended(), digits(24), threat=THREAT, attacks=["natural", Own("mine", act)], sanity=sanity)
 
 
-def test_a_valid_attack_of_one_s_own_counts_and_raises_no_flag():
+def test_a_valid_attack_of_your_own_counts_and_raises_no_flag():
     evaluation = evaluate_own(pgd_then(lambda adv: adv))
     assert evaluation.accuracy["mine"] < 0.3
     assert evaluation.accuracy["natural"] > 0.9
