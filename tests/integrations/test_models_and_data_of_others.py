@@ -3,8 +3,10 @@
 import importlib.util
 import io
 import json
+import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from deat.data import ImageSet, LazyImages
 from deat.data.webdataset_shards import JoinedFiles
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.models import fetch_pretrained, get_input_std
+from deat.models.pretrained import fetch_architecture
 from helpers.hub_server import serve_hub
 from helpers.together import together
 
@@ -296,7 +299,9 @@ FETCH = """
 import json, os, sys
 os.environ.update(json.loads(sys.argv[1]))
 from deat.cli.main import main
+from helpers.torchvision_import import make_torchvision_importable
 
+make_torchvision_importable()
 flags = ["--epochs", "1", "--baseline", "no", "--test-images", "0"]
 named = ["--model", "hf:org/vit", "--init", "hf:org/vit"]
 statuses = [main(["train", *named, *flags, "--out", "refused"])]
@@ -322,12 +327,23 @@ def test_a_network_of_the_hub_is_fetched_only_where_that_is_allowed(tmp_path, ch
     assert list((tmp_path / "data" / "pretrained").glob("hf-org--vit.safetensors"))
 
 
-def test_weights_that_are_not_in_the_cache_are_never_fetched_unasked(tmp_path, monkeypatch):
+def test_weights_that_are_not_in_the_cache_are_never_fetched_without_consent(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs Hugging Face transformers")
     with pytest.raises(CheckpointError, match="--download"):
         fetch_pretrained("hf:nobody/nothing-here", tmp_path)
     with pytest.raises(UsageError, match="timm:NAME"):
         fetch_pretrained("weights.pt", tmp_path)
+
+
+def test_a_package_that_cannot_be_imported_is_no_defect_of_deat(tmp_path, monkeypatch):
+    class Broken(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setitem(sys.modules, "transformers", Broken("transformers"))
+    for function in (fetch_pretrained, deat.build_model, fetch_architecture):
+        with pytest.raises(UsageError, match=r"transformers is installed but cannot be imported.*nms"):
+            function("hf:you/vit")
 
 
 def test_weights_of_timm_are_read_from_the_hubs_cache(tmp_path, monkeypatch):

@@ -291,8 +291,8 @@ class TrainSession:
         self.trainer.callbacks += [*display.following(self.trainer), *filter(None, [self.run_log])]
         before, watched = len(folder.timings), watch.seconds if watch else 0.0
         result = self.trainer.fit()
-        mine = folder.timings[before:]
-        seconds = {"training": sum(t.train_seconds for t in mine), "validation": sum(t.val_seconds for t in mine)}
+        timings = folder.timings[before:]
+        seconds = {"training": sum(t.train_seconds for t in timings), "validation": sum(t.val_seconds for t in timings)}
         self.phase_timer.add_phase("saving", **seconds, **({"watch": watch.seconds - watched} if watch else {}))
         self.scorer.score_epochs(result, self.trainer.game.cost.backprops)
         self._time_scores()
@@ -374,7 +374,7 @@ class TrainSession:
 
     @contextmanager
     def _logging(self) -> Iterator[RunLog | None]:
-        """What writes into the loggers of --log; a resumed run without the flag has those that it was begun with."""
+        """What writes into the loggers of --log; a resumed run without the flag has those that it was started with."""
         folder = self.out / LOGS_FOLDER
         loggers, every, checkpoints = self.loggers, self.options.log_every, self.options.log_checkpoints
         if self.options.log is None and self.training.resumed:
@@ -536,7 +536,7 @@ class TrainCommand:
     watch: WatchChoice = None
     """On catastrophic overfitting: warn (default where images are held out), stop, roll back and step less, or none."""
     normalize: Literal["auto", "data", "none"] = "auto"
-    """What goes before the network: the data's mean and deviation (a folder's own are measured); auto takes a network
+    """The normalisation before the network: the data's mean and deviation (a folder's own are measured); auto takes a network
     of your own as it is."""
     augment: Literal["auto", "none"] = "auto"
     """Random crops and flips, where the data set has them; none trains on the images as they are."""
