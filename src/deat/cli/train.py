@@ -507,11 +507,11 @@ class TrainCommand:
     max_steps: OptionalInt = None
     """M+: the largest k."""
     beta: OptionalFloat = None
-    """TRADES and MART: the weight of the robust term (6)."""
+    """TRADES and MART: the weight of the robust term (6). FGSM-PGI: that of the change of the outputs (10)."""
     tau: OptionalInt = None
     """FAT and F+: steps granted after an example is misclassified (3)."""
     g_weight: OptionalFloat = None
-    """G+: the weight of the penalty on the gradient by the input (0.1)."""
+    """G+: the weight of the penalty on the gradient by the input (0.1). GradAlign: that of its penalty (0.2)."""
     g_step: OptionalFloat = None
     """G+: the step of its finite difference, in units of eps (0.25; curvature 1)."""
     g_form: PenaltyChoice = None
