@@ -89,8 +89,6 @@ class Setup:
         test: The first and the last of the images to evaluate on.
         on_held_out: Whether these are training images that no run trains on.
         config: Fields of TrainConfig.
-        source: The name of the data set and its folder below the data root.
-        options: Options of load_data.
     """
 
     network: Callable[[], nn.Module]
@@ -99,14 +97,6 @@ class Setup:
     test: tuple[int, int]
     on_held_out: bool = False
     config: dict[str, Any] = field(default_factory=dict)
-    source: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def load(self, name: str, root: str | None) -> deat.DataSplits:
-        """Read the data set."""
-        if self.source:
-            return deat.load_data(self.source.format(root), **self.options)
-        return deat.load_data(name, root=root)
 
 
 SETUPS = {
@@ -116,32 +106,19 @@ SETUPS = {
         {
             "scratch": Start(2500, 10, 0.1, 128, ramps=(2, 3)),
             "fine-tuned": Start(2500, 6, 0.03, 128, ramps=(1, 2), frees=(3, 4), epochs_before=12),
-            "500 images": Start(500, 20, 0.1, 64, ramps=(4, 5), frees=(3,)),
+            "500 images": Start(500, 20, 0.1, 64, ramps=(3, 4), frees=(3, 4)),
         },
         test=(40_000, 44_000),
         on_held_out=True,
         config={"precision": "bf16"},
     ),
-    "imagenette": Setup(
-        batch_norm_net,
-        8 / 255,
-        {
-            "scratch": Start(2500, 10, 0.1, 128, ramps=(2, 3)),
-            "fine-tuned": Start(2500, 6, 0.03, 128, ramps=(1, 2), frees=(3, 4), epochs_before=12),
-            "500 images": Start(500, 20, 0.1, 64, ramps=(4, 5), frees=(3,)),
-        },
-        test=(0, 2_000),
-        config={"precision": "bf16"},
-        source="folder:{}",
-        options={"size": 32},
-    ),
     "digits": Setup(
         digits_net,
         0.15,
         {
-            "scratch": Start(None, 20, 0.05, 64, ramps=(3, 4)),
+            "scratch": Start(None, 20, 0.05, 64, ramps=(2, 3)),
             "fine-tuned": Start(None, 10, 0.02, 64, ramps=(1, 2), frees=(3, 4), epochs_before=15, lr_before=0.05),
-            "500 images": Start(500, 30, 0.05, 64, ramps=(4, 6), frees=(4,)),
+            "500 images": Start(500, 30, 0.05, 64, ramps=(4, 6), frees=(3, 4)),
         },
         test=(0, 400),
         config={"precision": "fp32", "cycle_momentum": False},
@@ -258,7 +235,7 @@ def main() -> None:
     args = parser.parse_args()
     setup = SETUPS[args.setup]
     torch.set_num_threads(1)
-    experiment = Experiment(setup, setup.load(args.setup, args.data_root), args.work / args.setup)
+    experiment = Experiment(setup, deat.load_data(args.setup, root=args.data_root), args.work / args.setup)
     for seed in args.seeds:
         for name, start in setup.starts.items():
             methods = CANDIDATES if args.candidates else start.methods

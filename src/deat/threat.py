@@ -189,6 +189,11 @@ class ThreatModel(ABC):
                     "for each feature."
                 )
 
+    def describe_fixed(self) -> tuple[int, int]:
+        """Return how many of the numbers in `mutable` are features that cannot change, and how many there are."""
+        values = self.mutable.values if isinstance(self.mutable, FeatureValues) else ()
+        return len(values) - round(sum(values)), len(values)
+
     def _feature_values(self) -> dict[str, FeatureValues]:
         values = {"scale": self.scale, "mutable": self.mutable}
         return {name: value for name, value in values.items() if isinstance(value, FeatureValues)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import deat.report  # noqa: F401  the package comes first: the function then takes its place as an attribute of deat
+from deat.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def report(
     from deat.cli.report import ReportCommand, report_to_json, write_report  # rich and tyro take long to import
 
     specs = [model] if isinstance(model, str) else model or ()
+    _check_arguments(runs, specs)
     story, folder = write_report(
         ReportCommand(
             runs=tuple(os.fspath(run) for run in runs),
@@ -98,3 +100,20 @@ def report(
     )
     tables = {kind: folder / f"table.{kind}" for kind in ("md", "tex", "csv")}
     return WrittenReport(folder, folder / "index.html", tables, report_to_json(story), tuple(story.missing))
+
+
+def _check_arguments(runs: Sequence[Any], specs: Any) -> None:
+    """Refuse what the report cannot be made of, with what to write instead."""
+    for run in runs:
+        if isinstance(run, list | tuple):
+            raise UsageError("give the folders one by one: deat.report('runs/a', 'runs/b'), or deat.report(*runs).")
+        if not isinstance(run, str | os.PathLike):
+            hint = "save it first: result.save('runs/mine')." if hasattr(run, "save") else "give its path."
+            raise UsageError(f"{run!r:.80} is no run's folder: {hint}")
+    if not runs:
+        raise UsageError("give the folder of at least one run.")
+    if not isinstance(specs, Sequence) or not all(isinstance(spec, str) for spec in specs):
+        raise UsageError(
+            f"model is {specs!r:.80}: name the file of the network, such as 'my_net.py:Net', so that the report can build "
+            "it for each run."
+        )

@@ -72,6 +72,30 @@ def test_a_method_trains_inside_ball_and_box_at_its_declared_cost_or_says_why_no
     assert record.magnitude > 0
 
 
+def threat_of(norm, like):
+    """A threat model of another norm with the same box, units and fixed features."""
+    options = {"box": like.box, "scale": like.scale, "mutable": like.mutable}
+    balls = {"linf": deat.Linf(0.1, **options), "l2": deat.L2(0.3, **options), "l1": deat.L1(0.8, **options)}
+    return deat.Union(*balls.values(), rule="magnitude") if norm == "union" else balls[norm]
+
+
+@every_problem
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1", "union"])
+@pytest.mark.parametrize("method_name", ["m+deat", "f+trades"])
+def test_every_norm_keeps_to_ball_and_box_at_the_declared_cost(name, norm, method_name):
+    net, (x, y), task, threat = problem(name)
+    threat, method = threat_of(norm, threat), deat.get_method(method_name)
+    game, budget, seen = game_for(method, net, task, threat, probe=method.probe), busy_budget(method, threat), []
+    net.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    method.play_batch(game, x, y, budget)
+    assert game.cost.backprops == method.play.backprops(budget)
+    assert all(bool(threat.contains(x, adv).all()) for adv in seen if len(adv) == len(x))
+    assert any(not torch.equal(x, adv) for adv in seen if len(adv) == len(x))
+    evaluation = deat.evaluate(net, (x, y), task=task, threat=threat, attacks="natural,pgd-2", sanity=False)
+    assert evaluation.results[1].invalid == 0
+    assert len(evaluation.balls) == (3 if norm == "union" else 0)
+
+
 @every_problem
 @pytest.mark.parametrize("form", ["gradient", "curvature"])
 def test_a_gradient_penalty_has_an_effect_at_its_declared_cost(name, form):

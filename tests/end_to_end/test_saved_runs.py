@@ -164,7 +164,7 @@ def test_a_result_on_data_without_a_name_asks_for_it(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.promise("P82")
-def test_a_saved_result_is_judged_without_a_normalisation_that_it_was_not_trained_with() -> None:
+def test_a_saved_result_is_evaluated_without_a_normalisation_that_it_was_not_trained_with() -> None:
     fit().save("saved")
     assert json.loads(Path("saved/run.json").read_text())["request"]["normalize"] == "none"
 
@@ -215,3 +215,21 @@ def test_a_report_of_checkpoints_shows_their_epochs_and_evaluation(capsys: pytes
     assert main(["report", "kept", "--json", "--no-figures", "--gallery", "0"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["accuracy"]["natural"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "told"),
+    [
+        ((["a", "b"],), {}, "one by one"),
+        ((3,), {}, "give its path"),
+        (("a",), {"model": nn.Linear(2, 2)}, r"my_net\.py:Net"),
+    ],
+)
+def test_a_report_says_what_to_write_in_place_of_what_is_no_folder(arguments: Any, options: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        deat.report(*arguments, **options)
+
+
+def test_a_result_that_is_not_saved_is_refused_by_report_with_how_to_save_it() -> None:
+    with pytest.raises(UsageError, match=r"result\.save"):
+        deat.report(fit())  # type: ignore[arg-type]

@@ -1,26 +1,10 @@
-"""The CUDA build of torchvision beside a CPU build of torch, which lightning, transformers and timm import."""
-
-import importlib.util
-import sys
+"""Other libraries, as these tests need them."""
 
 import pytest
-import torch
 
-OPERATORS = ("nms(Tensor dets, Tensor scores, float iou) -> Tensor", "qnms(Tensor d, Tensor s, float i) -> Tensor")
-"""The operators whose schemas that build misses where its library cannot be loaded."""
+from helpers.torchvision_import import make_torchvision_importable
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _torchvision_can_be_imported() -> object:
-    if importlib.util.find_spec("torchvision") is None:
-        return None
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for schema in OPERATORS:
-            library.define(schema)
-        return library
-    return None
+def _torchvision_can_be_imported() -> None:
+    make_torchvision_importable()

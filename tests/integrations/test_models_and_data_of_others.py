@@ -3,21 +3,27 @@
 import importlib.util
 import io
 import json
+import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import deat
 from deat.cli.main import main
 from deat.data import ImageSet, LazyImages
+from deat.data.webdataset_shards import JoinedFiles
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.models import fetch_pretrained, get_input_std
+from deat.models.pretrained import fetch_architecture
 from helpers.hub_server import serve_hub
+from helpers.together import together
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -154,6 +160,38 @@ def test_shards_of_large_images_are_read_in_place_and_in_any_order(tmp_path):
     assert lazy.files.read(5) == encoded(5)
 
 
+def train_on_shards(distributed: deat.Distributed, folder: str) -> Any:
+    """The losses of a training, and the images that this process read for it."""
+    read: list[int] = []
+    real = JoinedFiles.read
+
+    def note(files: JoinedFiles, index: int) -> bytes:
+        read.append(index)
+        return real(files, index)
+
+    data = deat.load_data(f"webdataset:{folder}")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 8, stride=16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JoinedFiles, "read", note)
+        result = deat.fit(net, data.train, distributed=distributed, workers=0, **{**QUICK, "epochs": 2})
+    return [stats.loss for stats in result.history], read
+
+
+def test_several_processes_each_read_their_share_of_shards(tmp_path):
+    write_shards(tmp_path, per_shard=4, shards=4)
+    (tmp_path / "val-000.tar").unlink()
+    write_shard(
+        tmp_path / "train-004.tar",
+        {f"{i}.{end}": data for i in range(4) for end, data in (("png", encoded(i, 20)), ("cls", b"1"))},
+    )
+    losses, read = train_on_shards(deat.Distributed(), str(tmp_path))
+    (first, ours), (second, theirs) = together(train_on_shards, str(tmp_path))
+    assert first == second == pytest.approx(losses, rel=1e-4)
+    assert {*ours, *theirs} == {*read}
+    assert max(len(ours), len(theirs)) <= len(read) / 2 + 1, "one image is read to check the network"
+
+
 def test_the_command_trains_on_shards(tmp_path):
     write_shards(tmp_path, per_shard=16)
     flags = ["--method", "fgsm", "--epochs", "1", "--batch-size", "8", "--model", "small", "--baseline", "no"]
@@ -261,7 +299,9 @@ FETCH = """
 import json, os, sys
 os.environ.update(json.loads(sys.argv[1]))
 from deat.cli.main import main
+from helpers.torchvision_import import make_torchvision_importable
 
+make_torchvision_importable()
 flags = ["--epochs", "1", "--baseline", "no", "--test-images", "0"]
 named = ["--model", "hf:org/vit", "--init", "hf:org/vit"]
 statuses = [main(["train", *named, *flags, "--out", "refused"])]
@@ -287,12 +327,23 @@ def test_a_network_of_the_hub_is_fetched_only_where_that_is_allowed(tmp_path, ch
     assert list((tmp_path / "data" / "pretrained").glob("hf-org--vit.safetensors"))
 
 
-def test_weights_that_are_not_in_the_cache_are_never_fetched_unasked(tmp_path, monkeypatch):
+def test_weights_that_are_not_in_the_cache_are_never_fetched_without_consent(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs Hugging Face transformers")
     with pytest.raises(CheckpointError, match="--download"):
         fetch_pretrained("hf:nobody/nothing-here", tmp_path)
     with pytest.raises(UsageError, match="timm:NAME"):
         fetch_pretrained("weights.pt", tmp_path)
+
+
+def test_a_package_that_cannot_be_imported_is_no_defect_of_deat(tmp_path, monkeypatch):
+    class Broken(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setitem(sys.modules, "transformers", Broken("transformers"))
+    for function in (fetch_pretrained, deat.build_model, fetch_architecture):
+        with pytest.raises(UsageError, match=r"transformers is installed but cannot be imported.*nms"):
+            function("hf:you/vit")
 
 
 def test_weights_of_timm_are_read_from_the_hubs_cache(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ import deat
 from deat.errors import UsageError
 from deat.training.adversarial_step import LoopEngine
 from helpers.together import together
+from helpers.torchvision_import import make_torchvision_importable
 
 DIGITS = deat.load_data("digits")
 SOURCE = deat.as_source(DIGITS.train.subset(torch.arange(320)), batch_size=64)
@@ -295,6 +296,7 @@ def test_a_fabric_loop(precision: Any) -> None:
 
 def lightning_loops(distributed: deat.Distributed, folder: str) -> Any:
     warnings.simplefilter("ignore")
+    make_torchvision_importable()
     from lightning.fabric import Fabric
 
     from deat.integrations.lightning import make_fabric_step
@@ -379,6 +381,7 @@ def accelerate_loop(distributed: deat.Distributed) -> Any:
     import os
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
+    make_torchvision_importable()
     from accelerate import Accelerator
 
     from deat.integrations.accelerate import make_accelerate_step

@@ -558,3 +558,14 @@ def test_a_method_put_together_in_python_is_described_by_the_docstring_of_its_ow
     assert deat.get_method(plain) is plain
     given = deat.Method("given", Twist(), deat.schedules.Fixed(k=1, alpha_eps=1.0), summary="mine")
     assert deat.get_method(given).summary == "mine"
+
+
+def test_a_play_of_ones_own_is_refused_by_what_it_lacks():
+    class Half:
+        crafts_first = True
+
+        def __call__(self, game, x, y, budget):
+            raise NotImplementedError
+
+    with pytest.raises(UsageError, match="has no can_record and no backprops"):
+        deat.Method("half", Half(), Fixed(k=1, alpha_eps=0.5))

@@ -50,7 +50,7 @@ def test_a_loader_is_refused_with_the_fix() -> None:
         trainer_of(PGI, data=loader)
 
 
-def test_a_loop_of_ones_own_that_does_not_number_its_images_is_told_how() -> None:
+def test_a_loop_of_your_own_that_does_not_number_its_images_is_refused_with_how() -> None:
     game = deat.Game(
         net := conv_net(), deat.Objective(net, PGI.objective), EPS, PGI.attack, torch.optim.SGD(net.parameters(), 0.1)
     )
@@ -62,6 +62,28 @@ def test_a_loop_of_ones_own_that_does_not_number_its_images_is_told_how() -> Non
         game.begin_batch(*images(), budget)
     game.batch_index = torch.arange(6)
     PGI.play_batch(game, *images(), budget)
+
+
+def adversarial_step(net: torch.nn.Module) -> deat.AdversarialStep:
+    step = deat.AdversarialStep(net, torch.optim.SGD(net.parameters(), 0.1), method="fgsm-pgi", threat=EPS, epochs=3)
+    step.game.remember_starts(6, (1, 4, 4))
+    step.game.batch_index = torch.arange(6)
+    return step
+
+
+def test_a_loop_of_ones_own_resumes_with_its_starts() -> None:
+    net, other_net = conv_net(), conv_net()
+    first = adversarial_step(net)
+    first(*images())
+    first.end_epoch()
+    state = first.state_dict()
+    other_net.load_state_dict(net.state_dict())
+    second = adversarial_step(other_net)
+    second.load_state_dict(state)
+    for one, other in zip(first(*images()), second(*images()), strict=True):
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+    with pytest.raises(UsageError, match="remember_starts before"):
+        deat.AdversarialStep(net, first.game.optimizer, method="fgsm-pgi", threat=EPS, epochs=3).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

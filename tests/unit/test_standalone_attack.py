@@ -1,5 +1,6 @@
 """deat.attack: an attack by name in loops of one's own. Wrong inputs are refused with what to write instead."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -205,7 +206,7 @@ class Leaves:
         return x + 1
 
 
-def test_attacks_of_ones_own_are_called_and_verified(net: nn.Module) -> None:
+def test_attacks_of_your_own_are_called_and_verified(net: nn.Module) -> None:
     x, y = batch()
     mine = deat.attack(deat.Attack("mine", steps=3, alpha=0.5), eps=0.1)
     assert deat.Linf(0.1).contains(x, mine(net, x, y)).all()
@@ -229,3 +230,17 @@ def test_a_bare_attack_takes_a_threat_as_text_and_refuses_bytes(net: nn.Module) 
     assert deat.Linf(0.1).contains(x, adv).all()
     with pytest.raises(UsageError, match=r"x\.float\(\) / 255"):
         deat.Attack("pgd-2", steps=2)(net, (x * 255).byte(), y, "linf:0.1")
+
+
+def test_a_bare_attack_called_in_a_loop_runs_all_its_steps_and_stops_early_in_an_evaluation(net: nn.Module) -> None:
+    x, y = batch(64)
+    threat = deat.Linf(0.15)
+    mine = deat.Attack("mine", steps=7, start="zero")
+    called = mine(net, x, y, threat)
+    assert torch.equal(called, replace(mine, freeze=False)(net, x, y, threat))
+    stopped = replace(mine, freeze=True)(net, x, y, threat)
+    losses = [cross_entropy(net(adv), y).item() for adv in (x, stopped, called)]
+    assert losses[0] < losses[1] < 0.8 * losses[2]  # what stops early stays almost clean
+    evaluation = deat.evaluate(net, (x, y), threat=threat, attacks=[mine], progress=False, sanity=False)
+    assert evaluation.settings["attacks"]["mine"]["freeze"] is True
+    assert evaluation.verdicts["mine"] == (net(stopped).argmax(1) == y).tolist()

@@ -211,6 +211,32 @@ def test_too_few_outputs_are_not_taken_for_labels_that_count_from_one(task, y):
     assert "count from" not in str(error.value)
 
 
+def test_the_part_of_an_output_that_has_the_masks_logits_is_named():
+    class Parts(torch.nn.Conv2d):
+        def forward(self, x):
+            return {"aux": x.mean(), "out": super().forward(x)}
+
+    x, masks = torch.rand(8, 1, 4, 4), torch.randint(0, 2, (8, 4, 4))
+    with pytest.raises(UsageError, match=r"self\.net\(x\)\['out'\]"):
+        deat.fit(Parts(1, 2, 1), (x, masks), task="segmentation", batch_size=4)
+    with pytest.raises(UsageError, match=r"self\.net\(x\)\['out'\]"):
+        deat.evaluate(Parts(1, 2, 1), (x, masks), task="segmentation", attacks="natural", threat="linf:0.1")
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_inputs_of_every_task_are_normalised_by_what_was_measured(task):
+    x = torch.randn(40, 3) * torch.tensor([1.0, 5.0, 0.1]) + 7
+    y = (x > 7).long() if task == "multilabel" else x[:, :1]
+    net, threat = torch.nn.Linear(3, y.shape[1]), deat.Linf(0.1, box=None)
+    options = {"epochs": 1, "batch_size": 8, "progress": False}
+    result = deat.fit(net, (x, y), task=task, threat=threat, normalize="data", **options)
+    seen = []
+    net.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    result.model(x)
+    assert torch.allclose(seen[-1].mean(0), torch.zeros(3), atol=1e-4)
+    assert torch.allclose(seen[-1].std(0), torch.ones(3), atol=0.05)
+
+
 class Nameless(deat.tasks.Task):
     def loss(self, outputs, y):
         return (outputs.flatten() - y).square()
@@ -330,7 +356,7 @@ def angles():
     return x, torch.atan2(x[:, 1], x[:, 0])
 
 
-def test_a_task_of_ones_own_is_trained_and_evaluated():
+def test_a_task_of_your_own_is_trained_and_evaluated():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 1))
     threat = deat.Linf(0.05, box=(-1, 1))
@@ -351,7 +377,7 @@ def test_a_method_that_a_task_does_not_define_is_refused_before_any_work(method,
 
 
 @pytest.mark.parametrize(("method", "scores"), [("natural", "natural"), ("pgd-2", "under attack")])
-def test_the_best_epoch_of_a_regression_is_told_by_its_metric(method, scores):
+def test_the_best_epoch_of_a_regression_is_chosen_by_its_metric(method, scores):
     x = torch.rand(60, 3, generator=generator())
     options = {"task": "regression", "threat": "linf:0.05", "epochs": 2, "batch_size": 16, "progress": False}
     result = deat.fit(nn.Linear(3, 1), (x, x.sum(1)), method=method, val=0.3, **options)

@@ -96,19 +96,20 @@ class DataSplits:
         images = self.train.pick_examples() if isinstance(self.train, ImageSet) else []
         return render_html(self.name, usual, header=("part", "images"), rows=rows, images=images)
 
-    def channel_stats(self, train: AnyImageSet) -> ChannelStats | None:
+    def channel_stats(self, train: AnyImageSet, *, on_request: bool = False) -> ChannelStats | None:
         """Return the mean and standard deviation to normalise by.
 
         Args:
             train: The images that are trained on, which may be fewer than `self.train`.
+            on_request: Whether a normalisation was asked for, so that there is one for every data set.
 
         Returns:
-            The published statistics, or those of `train` if `stats_from_train` is set; None if the data set is not
-            normalised.
+            The published statistics, or else those of `train` on request or if `stats_from_train` is set; None if the
+            data set is not normalised.
         """
-        if self.stats_from_train:
-            return measure_channel_stats(train)
-        return ChannelStats(self.mean, self.std) if self.mean and self.std else None
+        if not self.stats_from_train and self.mean and self.std:
+            return ChannelStats(self.mean, self.std)
+        return measure_channel_stats(train) if self.stats_from_train or on_request else None
 
     @property
     def threat(self) -> str:

@@ -103,7 +103,7 @@ def count_outputs(logits: Any, source: Source, task: Task = CLASSIFICATION, labe
     raise UsageError(
         f"the model answers one image with {describe_output(logits)}; let it return "
         f"{task.describe_expected_outputs(1, source.num_classes, label_shape)}."
-        f"{logits_hint(logits, (1, source.num_classes))}"
+        f"{logits_hint(logits, lambda part: task.accepts_outputs(part, 1, source.num_classes, label_shape))}"
     )
 
 

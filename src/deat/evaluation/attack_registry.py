@@ -5,7 +5,7 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any, cast
 
 from deat.errors import UsageError, unknown_name_error
-from deat.evaluation.attacks import ATTACK_FAMILIES, ATTACK_NAME_HINT, Attack, parse_attack
+from deat.evaluation.attacks import ATTACK_FAMILIES, ATTACK_NAME_HINT, Attack, as_judged, parse_attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
 from deat.evaluation.verified_attack import AttackLike
 from deat.threat import ThreatModel
@@ -77,7 +77,7 @@ def _is_own_name(name: str) -> bool:
 
 
 def get_attacks(attacks: str | AttackLike | Iterable[str | AttackLike]) -> list[AttackLike]:
-    """Return several attacks in their order.
+    """Return several attacks in their order, as evaluations run them.
 
     Args:
         attacks: Names or attacks, or one text with names between commas.
@@ -93,7 +93,7 @@ def get_attacks(attacks: str | AttackLike | Iterable[str | AttackLike]) -> list[
     for attack in chosen:
         if not callable(attack) or not isinstance(getattr(attack, "name", None), str):
             raise UsageError(f"{attack!r} is no attack. Give a name, such as pgd-20, or a callable that has a name.")
-    return chosen
+    return [as_judged(attack) for attack in chosen]
 
 
 def describe_attack(attack: AttackLike, threat: ThreatModel, num_classes: int = 10) -> dict[str, Any]:
@@ -107,6 +107,7 @@ def describe_attack(attack: AttackLike, threat: ThreatModel, num_classes: int = 
     Returns:
         The settings as JSON values.
     """
+    attack = as_judged(attack)
     if isinstance(attack, AutoAttack):
         return attack.describe(threat, num_classes)
     if isinstance(attack, Attack):

@@ -6,8 +6,9 @@ that it works under no_grad and inference_mode, and it leaves the model's mode a
 
 import re
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from deat.utils.user_code import accepts_argument
 
 DROP_FOOLED_STEPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
 """The steps after which misclassified images leave the batch; in between they only stop moving."""
+
+
+AnyAttack = TypeVar("AnyAttack")
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,13 @@ class Attack:
         start: Where the perturbation starts: zero, uniform, normal, bernoulli or jitter.
         loss: "ce" (the task's loss, such as cross-entropy), "margin" (the difference of logits of Carlini and Wagner), or
             "segpgd" (segmentation only: pixels that are still right count more).
-        freeze: Stop moving an image once it is misclassified, so that the worst iterate is scored. Without it the last
-            iterate is.
+        freeze: Stop moving an image once it is misclassified, so that the worst iterate is scored, or else the last one.
+            By default evaluations stop, and a call of your own runs all steps on every image, as training needs it.
         restarts: Number of runs from different starts.
 
     Example:
         >>> attack = deat.Attack("cw-50", steps=50, alpha=0.1, loss="margin")
-        >>> x_adv = attack(model, x, y, deat.Linf(8 / 255))
+        >>> x_adv = attack(model, x, y, deat.Linf(8 / 255))  # all 50 steps, on every image
     """
 
     name: str
@@ -52,7 +56,7 @@ class Attack:
     alpha: float = 0.25
     start: str = "uniform"
     loss: Literal["ce", "margin", "segpgd"] = "ce"
-    freeze: bool = True
+    freeze: bool | None = None
     restarts: int = 1
 
     def __call__(
@@ -141,7 +145,7 @@ class Attack:
     ) -> Tensor:
         """The adversarial examples from one start."""
         clean, result, rows = x, delta.clone(), torch.arange(len(x), device=x.device)
-        all_y, keeps_worst = y, self.freeze and task.is_graded and self.steps > 0
+        all_y, keeps_worst = y, bool(self.freeze) and task.is_graded and self.steps > 0
         lowest = x.new_full((len(x),), torch.inf)
         unfrozen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for step in range(1, self.steps + 1):
@@ -319,6 +323,15 @@ def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor, 
     return fooled.index_put((index,), is_beaten(model, images[index].detach(), y[index], task))
 
 
+def as_judged(attack: AnyAttack) -> AnyAttack:
+    """Return an attack as evaluations run it: an Attack that leaves it open stops at misclassified images."""
+    if not isinstance(attack, Attack) or attack.freeze is not None:
+        return attack
+    judged = copy(attack)  # not replace(): a class of the user's may be built from other arguments
+    object.__setattr__(judged, "freeze", True)
+    return judged
+
+
 def call_attack(
     attack: Callable[..., Tensor],
     model: nn.Module,
@@ -333,6 +346,7 @@ def call_attack(
     Returns:
         The adversarial examples. Of several balls' it is the one that the model is most wrong about.
     """
+    attack = as_judged(attack)
     options = {"task": task} if accepts_argument(attack, "task") else {}
     worst: Tensor | None = None
     for ball in threat.balls[:1] if is_natural(attack) else threat.balls:

@@ -160,7 +160,7 @@ def _refine_near_boundary(fast_model: FastModel, x: Tensor, y: Tensor, x_adv: Te
     rows = fools_fast_only.nonzero().squeeze(1)
     if len(rows) == 0:
         return x_adv
-    attack = Attack("polish", REFINE_STEPS, alpha=0.1, loss="margin")
+    attack = Attack("polish", REFINE_STEPS, alpha=0.1, loss="margin", freeze=True)
     clean, delta, unfrozen = x[rows], (x_adv - x)[rows], torch.zeros_like(fools_fast_only[rows])
     with full_precision():
         for _ in range(REFINE_STEPS):

@@ -109,9 +109,10 @@ class BoundAttack:
         if not isinstance(outputs, Tensor) or not any(
             self.task.accepts_outputs(outputs, 1, number, label_shape) for number in accepted
         ):
+            hint = logits_hint(outputs, lambda part: self.task.accepts_outputs(part, 1, needed, label_shape))
             raise UsageError(
                 f"the model answers one example with {describe_output(outputs)}; let it return "
-                f"{self.task.describe_expected_outputs(1, needed, label_shape)}.{logits_hint(outputs, (1, needed))}"
+                f"{self.task.describe_expected_outputs(1, needed, label_shape)}.{hint}"
             )
         return max(2, outputs.shape[1] if outputs.dim() > 1 else 1) if has_classes else needed
 

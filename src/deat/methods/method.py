@@ -65,8 +65,9 @@ class Method:
             name for name in ("__call__", "crafts_first", "can_record", "backprops") if not hasattr(self.play, name)
         ]
         if missing or isinstance(self.play, type):
+            lacks = f", which has no {' and no '.join(missing)}" if missing else ""
             raise UsageError(
-                f"the play of method {self.name!r} is {_describe_part(self.play)}. Give an object, such as "
+                f"the play of method {self.name!r} is {_describe_part(self.play)}{lacks}. Give an object, such as "
                 "deat.Craft() or deat.Replay(), or one of a class derived from those, with its own __call__ and backprops."
             )
         for part, kind in (("schedule", Schedule), ("attack", InnerAttack), ("probe", MagnitudeProbe)):

@@ -1,6 +1,6 @@
 """What a model must do to be trained or evaluated: be a `torch.nn.Module` with weights that maps float images to logits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -80,18 +80,18 @@ def describe_output(output: object) -> str:
     return f"a {type(output).__name__}"
 
 
-def logits_hint(output: object, shape: tuple[int, int]) -> str:
+def logits_hint(output: object, accepts: Callable[[Tensor], bool]) -> str:
     """Suggest how to return the logits alone where one part of a model's output has their shape.
 
     Args:
         output: What the model returned, such as a tuple, a dict or a dataclass.
-        shape: The shape of logits for the images that it was called with.
+        accepts: Whether a tensor has the shape of logits for the images that it was called with.
 
     Returns:
         A sentence for an error message that begins with a space, or an empty text where no part has that shape.
     """
     parts = _output_parts(output).items()
-    place = next((place for place, part in parts if isinstance(part, Tensor) and part.shape == shape), None)
+    place = next((place for place, part in parts if isinstance(part, Tensor) and accepts(part)), None)
     if place is None:
         return ""
     return f" Its {place} has that shape: wrap the model in a Module whose forward returns self.net(x){place}."

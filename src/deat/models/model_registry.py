@@ -4,7 +4,6 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import nn
@@ -273,9 +272,10 @@ def _build_from_torchvision(name: str, sizes: dict[str, int]) -> nn.Module:
 
 
 def _build_from_transformers(name: str, sizes: dict[str, int]) -> nn.Module:
-    transformers = import_package("transformers")
+    configurations = import_package("transformers", "AutoConfig")
+    models = import_package("transformers", "AutoModelForImageClassification")
     try:
-        config = transformers.AutoConfig.from_pretrained(
+        config = configurations.from_pretrained(
             name,
             num_labels=sizes["num_classes"],
             num_channels=sizes["in_channels"],
@@ -287,9 +287,7 @@ def _build_from_transformers(name: str, sizes: dict[str, int]) -> nn.Module:
             f"hf:{name} has no configuration here ({str(error).splitlines()[0]}). Give a folder of save_pretrained, or "
             f"fetch it once: --download, or deat.models.fetch_pretrained('hf:{name}', download=True)."
         ) from error
-    net: nn.Module = _call_builder(
-        f"hf:{name}", transformers.AutoModelForImageClassification.from_config, config=config
-    )
+    net: nn.Module = _call_builder(f"hf:{name}", models.from_config, config=config)
     return LogitsModel(net)
 
 
@@ -301,17 +299,22 @@ _PACKAGE_BUILDERS: dict[str, Callable[[str, dict[str, int]], nn.Module]] = {
 _PACKAGES = {"timm", "torchvision", "transformers"}
 
 
-def import_package(name: str) -> ModuleType:
+def import_package(name: str, attribute: str = "") -> Any:
     """Import an optional package, which is slow to import and fails with some builds of torch.
 
     Args:
         name: Such as "timm".
+        attribute: What is needed of the package, where it imports its parts when they are used.
+
+    Returns:
+        The package, or the attribute.
 
     Raises:
         UsageError: It is not installed, or cannot be imported here.
     """
     try:
-        return importlib.import_module(name)
+        package = importlib.import_module(name)
+        return getattr(package, attribute) if attribute else package
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGES:
             prefix = "hf" if name == "transformers" else name

@@ -77,8 +77,9 @@ def fetch_architecture(spec: str) -> None:
     package, _, name = spec.partition(":")
     if package.lower() != "hf" or Path(name).is_dir():
         return
+    configurations = import_package("transformers", "AutoConfig")
     try:
-        import_package("transformers").AutoConfig.from_pretrained(name)
+        configurations.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{spec} cannot be fetched ({str(error).splitlines()[0]}).") from error
 
@@ -116,13 +117,11 @@ def _from_torchvision(name: str, download: bool) -> Pretrained:
 
 
 def _from_transformers(name: str, download: bool) -> Pretrained:
-    transformers = import_package("transformers")
-    loader = transformers.AutoModelForImageClassification.from_pretrained
+    loader = import_package("transformers", "AutoModelForImageClassification").from_pretrained
+    processors = import_package("transformers", "image_processing_base").ImageProcessingMixin
     try:
         net = loader(name, local_files_only=not download)
-        image_processor, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(
-            name, local_files_only=not download
-        )
+        image_processor, _ = processors.get_image_processor_dict(name, local_files_only=not download)
     except OSError as error:
         if Path(name).is_dir() or download:
             raise CheckpointError(f"hf:{name} cannot be read ({str(error).splitlines()[0]}).") from error
@@ -133,8 +132,8 @@ def _from_transformers(name: str, download: bool) -> Pretrained:
 
 def _find_in_hub_cache(repository: str, names: tuple[str, ...]) -> str | None:
     hub = import_package("huggingface_hub")
-    found = (hub.try_to_load_from_cache(repository, name) for name in names)
-    return next((path for path in found if isinstance(path, str)), None)
+    cached_files = (hub.try_to_load_from_cache(repository, name) for name in names)
+    return next((path for path in cached_files if isinstance(path, str)), None)
 
 
 def _load(spec: str, function: Callable[..., Any], *args: Any, **options: Any) -> nn.Module:

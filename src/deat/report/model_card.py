@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from deat.errors import DataError, DeatError, UsageError
 from deat.evaluation.results import Evaluation
 from deat.report.run_results import RunResults, load_run_results
+from deat.runs.request import get_default_lr
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.saved_run import load_evaluations
 from deat.runs.schema import RUN_FILE, WATCH_FILE, RunRecord, read_record
@@ -27,7 +28,7 @@ CARD_FILE = "README.md"
 LICENSE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
 _MAX_LISTED_CLASSES = 50
 _BALLS = {
-    "linf": "each value of an image may change by at most eps",
+    "linf": "each value may change by at most eps",
     "l2": "the Euclidean length of the change is at most eps",
     "l1": "the sum of the changes of all values is at most eps",
 }
@@ -67,6 +68,8 @@ def render_model_card(
     network, data = str(raw["model"]["name"]), str(raw["data"]["name"])
     name = title or f"{raw['method']['name']} {network} on {data}"
     shape = ", ".join(map(str, record.image_shape)) or "C, H, W"
+    is_image, is_classifier = len(record.image_shape) in (0, 3), isinstance(record.task, Classification)
+    can_be_predicted = is_image and is_classifier and record.threat.is_plain
     needs_code = is_file_spec(network) or not record.request.model
     card: str = _template().render(
         metadata=_format_metadata(record, raw, evaluations, name, license),
@@ -82,6 +85,11 @@ def render_model_card(
             "repo": repo,
             "folder": folder.resolve().name,
             "model": ", model=Net()" if needs_code else "",
+            "inputs": "images" if is_image else "examples",
+            "outputs": "logits" if is_classifier else "outputs",
+            "nouns": record.task.outputs_noun.capitalize(),
+            "range": _format_box(record.threat),
+            "can_be_predicted": can_be_predicted,
             "shape": shape,
             "normalized": raw["data"].get("normalized_by") is not None,
         },
@@ -198,9 +206,17 @@ def _describe_threat(record: RunRecord) -> Iterator[str]:
         yield "The attacker may use any of these, another one for each image:"
     for ball in threat.balls:
         yield f"{ball.name}, eps {format_eps(ball.eps)}: {_BALLS.get(ball.name, 'a set of its own')}."
-    if threat.box is not None:
-        yield f"Perturbed values stay in [{threat.box[0]:g}, {threat.box[1]:g}]."
+    if threat.scale is not None:
+        yield "Radii are in units of a scale of each feature, such as its deviation: scale in run.json."
+    if threat.mutable is not None:
+        fixed = threat.describe_fixed()
+        yield f"{fixed[0]:,} of {fixed[1]:,} features cannot change: mutable in run.json."
+    yield f"Perturbed values stay in {_format_box(threat)}." if threat.box else "Values have no bounds."
     yield "The attacker knows the network and its weights, and chooses each perturbation after seeing the image."
+
+
+def _format_box(threat: ThreatModel) -> str:
+    return f"[{threat.box[0]:g}, {threat.box[1]:g}]" if threat.box else "any range"
 
 
 def _describe_training(record: RunRecord, raw: dict[str, Any], results: RunResults) -> Iterator[tuple[str, str]]:
@@ -209,13 +225,15 @@ def _describe_training(record: RunRecord, raw: dict[str, Any], results: RunResul
         "method",
         f"{raw['method']['name']} ({raw['method'].get('summary') or 'no summary'}), rules {record.request.rules}",
     )
-    yield "data", f"{data['train']:,} training images of {data['name']}, {data.get('held_out', 0):,} held out"
+    noun = "images" if len(record.image_shape) in (0, 3) else "examples"
+    yield "data", f"{data['train']:,} training {noun} of {data['name']}, {data.get('held_out', 0):,} held out"
     if data.get("digest"):
         yield "data digest", str(data["digest"])
     if record.request.init:
         yield "initial weights", f"{record.request.init}, SHA-256 {raw.get('digest_of_init')}"
     yield "epochs", f"{len(history)} of {config.epochs}, batches of {config.batch_size}, seed {config.seed}"
-    yield "optimiser", f"lr {config.lr:g} ({config.lr_schedule}), weight decay {config.weight_decay:g}"
+    lr = config.lr or get_default_lr(data["name"], config.optimizer)
+    yield "optimiser", f"lr {lr:g} ({config.lr_schedule}), weight decay {config.weight_decay:g}"
     if history:
         yield "cost", f"{history[-1].backprops:,} backprops, {format_duration(results.train_seconds)} of training"
         yield "attack steps k", f"{min(e.k for e in history)} to {max(e.k for e in history)}"
@@ -245,7 +263,12 @@ def _list_limits(
     if not attacked:
         yield "Robustness was not measured: no evaluation with an attack of more than one step is in the run's folder."
     elif not any("aa" in _attacks_of(e) for e in attacked):
-        yield "No AutoAttack was run. A stronger attack may find adversarial images where these attacks found none."
+        why = (
+            ""
+            if record.threat.is_plain and isinstance(record.task, Classification)
+            else ", which is for images in [0, 1]"
+        )
+        yield f"No AutoAttack was run{why}. A stronger attack may find adversarial images where these attacks found none."
     if attacked and attacked[0].settings.get("sample"):
         yield "The evaluation is of a sample of the test images, and not comparable with numbers on all of them."
     yield "An accuracy under attack is measured, not proven: it is an upper bound of the true one."
@@ -256,7 +279,8 @@ def _list_limits(
         yield f"The overfitting watch reported: {alarm}"
     for flag in dict.fromkeys(flag.name for e in evaluations for flag in e.flags):
         yield f"An evaluation raised the flag {flag}, see above."
-    yield "The network's probabilities are not calibrated."
+    if record.task.reads_logits:
+        yield "The network's probabilities are not calibrated."
 
 
 def _read_alarms(folder: Path) -> Iterator[str]:

@@ -85,8 +85,8 @@ NOT_ATTACKED_TEXT = (
     "No attack of more than one step was tried, so nothing here is a worst case, and no row is called robust. Evaluate "
     "with pgd-20, or with aa for the number to report."
 )
-HASH_SETTINGS = ("digest", "data.digest", "code", "versions", "schedule", "checksum", "best_weights")
-"""Prefixes of settings that are no settings of a reader's: hashes, versions, whole schedules."""
+HIDDEN_KEYS = ("digest", "data.digest", "code", "versions", "schedule", "checksum", "best_weights", "best_epoch")
+"""Prefixes of keys in records that are no settings of a reader's: hashes, versions, whole schedules, results."""
 CLOSE_ACCURACY = 0.01
 """A cheaper row whose accuracy is within this of the best one's is close to it."""
 
@@ -410,7 +410,7 @@ def find_differing_settings(row_names: Sequence[str], records: Sequence[dict[str
     """Find the settings in which rows differ.
 
     Of several settings with the same values in every row, one is listed. Settings with the rows' names as values, and
-    hashes, versions and texts of whole schedules, are left out.
+    hashes, versions, texts of whole schedules and results, are left out.
 
     Args:
         row_names: The rows' names.
@@ -420,7 +420,7 @@ def find_differing_settings(row_names: Sequence[str], records: Sequence[dict[str
         The settings' names.
     """
     names = dict.fromkeys(name for record in records for name in record)
-    names_shown = [n for n in names if not n.startswith(HASH_SETTINGS)]
+    names_shown = [n for n in names if not n.startswith(HIDDEN_KEYS)]
     name_by_values = {tuple(row_names): ""}
     for name in sorted(names_shown, key=lambda name: name.startswith("request")):  # resolved settings before requested
         name_by_values.setdefault(tuple(record.get(name, "—") for record in records), name)

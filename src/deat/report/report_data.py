@@ -31,6 +31,7 @@ from deat.training.epoch_records import EpochWatch, read_watch
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.json_checksum import is_unchanged
 from deat.utils.text import make_printable, summarize_error
+from deat.utils.user_code import is_file_spec
 from deat.utils.user_paths import expand_path
 
 OTHER_SETUP_MARK = "‡"
@@ -317,9 +318,16 @@ def format_title(data: ReportData) -> str:
     if data.recipes and data.paper_tables:
         return ", ".join(dict.fromkeys(make_printable(recipe) for recipe in data.recipes))
     names = dict.fromkeys(row.runs[0].record["data"]["name"] for row in data.rows if row.runs and row.runs[0].record)
-    methods = dict.fromkeys(row.method for row in data.rows)
-    what = " and ".join(methods) if len(methods) <= MAX_NAMED_METHODS else f"{len(methods)} methods"
+    methods = list(dict.fromkeys(_name_method(row) for row in data.rows))
+    listed = " and ".join(filter(None, (", ".join(methods[:-1]), *methods[-1:])))
+    what = listed if len(methods) <= MAX_NAMED_METHODS else f"{len(methods)} methods"
     return make_printable(f"{what} on {' and '.join(names)}" if names else what)
+
+
+def _name_method(row: ReportRow) -> str:
+    """The method's name; for one from a file that no run recorded, the row's, which has no path."""
+    recorded = next((run.record["method"]["name"] for run in row.runs if run.record), None)
+    return str(recorded or (row.name if is_file_spec(row.method) else row.method))
 
 
 def describe_common_setup(rows: Sequence[ReportRow]) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from deat.data.input_images import ImageFile, InputImage, list_image_files, read_image_file, unreadable_error
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attack_registry import describe_attack, get_attack
-from deat.evaluation.attacks import call_attack, is_natural
+from deat.evaluation.attacks import as_judged, call_attack, is_natural
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.image_rounding import round_to_8_bits
 from deat.evaluation.resume_log import fingerprint_model
@@ -164,7 +164,7 @@ def attack_images(
         >>> deat.attack_images("runs/photos", "holiday/", "attacked", threat="linf:4/255").count("fooled")
         12
     """
-    chosen = get_attack(attack)
+    chosen = as_judged(get_attack(attack))
     if is_natural(chosen):
         raise UsageError("natural is no attack: it changes no image. Choose one of deat list attacks.")
     for name, value, least in (("seed", seed, 0), ("block", block, 1)):
@@ -272,13 +272,15 @@ def _attack_block(
             if not len(index):
                 break
             clean, target = x[index], y[index]
-            found = call_attack(attack, run.model, clean.clone(), target.clone(), ball, generator, run.task).detach()
+            adversarial = call_attack(
+                attack, run.model, clean.clone(), target.clone(), ball, generator, run.task
+            ).detach()
             run.model.eval()  # the attack may have changed the mode
-            if found.shape != clean.shape or found.dtype != clean.dtype:
+            if adversarial.shape != clean.shape or adversarial.dtype != clean.dtype:
                 raise UsageError(f"{attack.name} returned other tensors than images of shape {tuple(clean.shape)}.")
-            found = torch.where(broadcast_mask(ball.contains(clean, found), clean), found, clean)
-            fooled[index] |= _predict(run.model, found) != target
-            adv[index] = round_to_8_bits(clean, found, ball) if rounds else found
+            adversarial = torch.where(broadcast_mask(ball.contains(clean, adversarial), clean), adversarial, clean)
+            fooled[index] |= _predict(run.model, adversarial) != target
+            adv[index] = round_to_8_bits(clean, adversarial, ball) if rounds else adversarial
             index = index[_predict(run.model, adv[index]) == target]
     return _AttackedBlock(x.cpu(), adv.cpu(), y.tolist(), before.tolist(), (before == y).tolist(), fooled.tolist())
 

@@ -176,7 +176,7 @@ class Segmentation(Task):
 
     def describe_answers(self, outputs: Tensor, y: Tensor, classes: Sequence[str]) -> list[str]:
         """Say how many pixels are right; see `Task.describe_answers`."""
-        return [f"{share:.0%} of pixels right" for share in self.accuracy(outputs, y).tolist()]
+        return [f"a mask with {share:.0%} of pixels right" for share in self.accuracy(outputs, y).tolist()]
 
     def masks(self, outputs: Tensor) -> Tensor | None:
         """Return the predicted class of each pixel; see `Task.masks`."""

@@ -253,7 +253,8 @@ class AdversarialStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside model and optimiser, also in the middle of an epoch."""
-        carry, union = self.game.carried_delta, self.game.union_rule
+        carry, union, memory = self.game.carried_delta, self.game.union_rule, self.game.start_memory
+        starts = {name: part.clone() for name, part in memory.state_dict().items()} if memory is not None else None
         return {
             "epoch": self.epoch,
             "schedule": dict(self.state),
@@ -262,6 +263,7 @@ class AdversarialStep:
             "generator": self.game.generator.get_state(),
             "carried_delta": None if carry is None else carry.clone(),
             "union": union.state_dict() if union is not None else {},
+            **({"starts": starts} if starts else {}),
             "history": [vars(record).copy() for record in self.history],
             "rank": self.game.meter.distributed.rank,
         }
@@ -290,6 +292,10 @@ class AdversarialStep:
         game.generator.set_state(state["generator"].cpu())
         carry = state["carried_delta"]
         game.carried_delta = None if carry is None else carry.to(game.engine.device, copy=True)
+        if "starts" in state:
+            if game.start_memory is None:
+                raise UsageError("the state has remembered starts: call step.game.remember_starts before loading it.")
+            game.start_memory.load_state_dict(state["starts"])
 
     def _seed_starts(self) -> None:
         rank = self.game.meter.distributed.rank

@@ -98,7 +98,7 @@ def make_trainer(
     check_radius(threat, train_source.shape)
     val_source = open_val_source(val_data, train_source, config, task=kind, box=threat.box)
     has_normalization = get_input_std(model) is not None
-    mean_std = None if has_normalization else _resolve_normalization(normalize, splits, train_data)
+    mean_std = None if has_normalization else _resolve_normalization(normalize, splits, train_data, kind)
     model = add_normalization(model, *mean_std, threat.box == UNIT_BOX) if mean_std else model
     output = check_trainable(model, train_source, distributed.size, original_train, kind)
     model, outputs = return_logits(model, output), take_logits(output).detach()
@@ -126,7 +126,7 @@ def make_trainer(
 
 
 def _resolve_normalization(
-    normalize: Normalization | str | None, splits: DataSplits | None, train: Any
+    normalize: Normalization | str | None, splits: DataSplits | None, train: Any, task: Task
 ) -> Normalization | None:
     """Return the mean and standard deviation of the normalisation layer; None without one."""
     if not isinstance(normalize, str):
@@ -135,12 +135,12 @@ def _resolve_normalization(
         return None
     if normalize != "data":
         raise unknown_name_error("normalize", normalize, ["data", "none"], "Or give numbers by channel, (mean, std).")
-    images = train if isinstance(train, ImageSet | LazyImages) else as_image_set(train)
+    images = train if isinstance(train, ImageSet | LazyImages) else as_image_set(train, task=task)
     if images is None:
         raise UsageError(
             f"normalize='data' needs images in memory or in a folder, not a {data_type_name(train)}; give (mean, std)."
         )
-    stats = splits.channel_stats(images) if splits else measure_channel_stats(images)
+    stats = splits.channel_stats(images, on_request=True) if splits else measure_channel_stats(images)
     return (stats.mean, stats.std) if stats else None
 
 

@@ -63,7 +63,7 @@ def check_trainable(
         raise UsageError(
             f"the model's output for two images is {describe_output(logits)}; let it return "
             f"{task.describe_expected_outputs(2, source.num_classes, shape)}."
-            f"{logits_hint(logits, (2, source.num_classes))}"
+            f"{logits_hint(logits, lambda part: task.accepts_outputs(part, 2, source.num_classes, shape))}"
             f"{_classes_hint(logits, source, original_data, task)}"
         )
     _check_single_image_batches(failing_norms, source, num_processes)

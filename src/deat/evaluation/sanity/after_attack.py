@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack, attack_examples, exact_outputs, is_beaten, keep_valid, parse_attack
+from deat.evaluation.attacks import (
+    Attack,
+    as_judged,
+    attack_examples,
+    exact_outputs,
+    is_beaten,
+    keep_valid,
+    parse_attack,
+)
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.tasks import CLASSIFICATION, Task
@@ -109,6 +117,7 @@ class AttackProbe:
         return self._run(attack, None, 0, self.exact_model).correct
 
     def _run(self, attack: Attack, eps: float | None, seed: int, model: nn.Module) -> AttackedSample:
+        attack = as_judged(attack)
         key = attack, self.threat.eps if eps is None else eps, seed, model
         if key not in self.results_cache:
             threat = replace(self.threat, eps=key[1])
@@ -127,8 +136,9 @@ class AttackProbe:
 
     def correct_after_resuming(self, attack: Attack, seed: int) -> Tensor:
         """Return the same after as many steps again."""
+        attack = as_judged(attack)
         x_adv, correct = self._run(attack, None, seed, self.model)
-        is_done = is_beaten(self.model, x_adv, self.y, self.task) & attack.freeze
+        is_done = is_beaten(self.model, x_adv, self.y, self.task) & bool(attack.freeze)
         rows = (~is_done).nonzero().squeeze(1)
         if not len(rows):
             return correct
