@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs setup bench clean
+.PHONY: demo test lint docs diagrams setup bench clean
 
 setup: $(STAMP)
 
@@ -52,6 +52,10 @@ docs: $(VENV)/.docs
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
+
+# The diagrams of docs/architecture.md, by node and a Chromium; the pictures are committed.
+diagrams: $(STAMP)
+	$(BIN)/python docs/render_diagrams.py
 
 bench: $(STAMP)
 	$(BIN)/python bench/cpu.py

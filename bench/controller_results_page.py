@@ -150,10 +150,11 @@ def _summary(runs: Mapping[str, Mapping[str, Runs]]) -> str:
         "Accuracy under PGD-20 minus that of the others, in points, paired by seed, with 95 % intervals for another seed and "
         "the p-value of the paired t test. At equal backprops, the others' accuracy is interpolated, seed by seed, between "
         "the two members of the family whose backprops are next to those of the rule's run. A dash means that the rule's "
-        "backprops are outside those, or that there is one seed. No p-value is corrected for the number of comparisons."
+        "backprops are outside those, or that there is one seed. A line between two points of a front that bends downwards "
+        "runs below it, which favours the rule a little. No p-value is corrected for the number of comparisons."
     )
     lines = [
-        "| data | start | rule | backprops | ramp at equal backprops | FREE at equal backprops | M+DEAT, which costs less |"
+        "| data | start | rule | backprops | ramp at equal backprops | FREE at equal backprops | M+DEAT at its own backprops |"
     ]
     lines += ["|---|---|---|---|---|---|---|"]
     for name, starts in runs.items():

@@ -170,7 +170,7 @@ class Schedule(ABC):
         return None
 
     def is_stuck(self, state: ScheduleState, records: Sequence[EpochRecord]) -> bool:
-        """Return whether k has not grown so far and is unlikely to, so that the user is told early.
+        """Return whether k has not grown so far and is unlikely to, so that the user is warned early.
 
         Args:
             state: The state after these epochs.
@@ -232,6 +232,9 @@ class Schedule(ABC):
             epoch: The epoch, from 0.
             epochs: The number of epochs of the training.
             grows: Whether k grows.
+
+        Returns:
+            The record.
         """
         return EpochRecord(epoch, 0.0, float(grows), 10.0 ** (300 * epoch / epochs) if grows else 1.0, 1)
 

@@ -123,7 +123,7 @@ def test_resumed_training_is_exact_in_any_setting(options, tmp_path):
 @pytest.mark.promise("P13")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, inside its compiler
 @pytest.mark.skipif(not shutil.which("g++"), reason="compiling for the CPU needs a C++ compiler")
-def test_compiled_training_on_a_cpu_goes_on_exactly_at_a_short_last_batch(tmp_path):
+def test_compiled_training_on_a_cpu_resumes_exactly_at_a_short_last_batch(tmp_path):
     def build() -> deat.Trainer:
         torch._dynamo.reset()
         return trainer_of("pgd-1", conv_net(), epochs=2, engine="compile")  # batches of 10, 10 and 4
@@ -157,7 +157,7 @@ OWN = {
 
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("name", OWN)
-def test_optimiser_of_one_s_own_goes_on_exactly_with_a_short_last_batch(name, tmp_path):
+def test_optimiser_of_your_own_resumes_exactly_with_a_short_last_batch(name, tmp_path):
     whole, first, second = (fresh(METHODS["m+deat"], optimizer=OWN[name], batch_size=7) for _ in range(3))
     whole.fit()
     hand_over(first, second, 5, tmp_path)
@@ -165,7 +165,7 @@ def test_optimiser_of_one_s_own_goes_on_exactly_with_a_short_last_batch(name, tm
     assert everything(second) == everything(whole)
 
 
-def test_other_settings_of_one_s_own_optimiser_are_refused_with_the_difference(tmp_path):
+def test_other_settings_of_your_own_optimiser_are_refused_with_the_difference(tmp_path):
     first, second = (fresh(METHODS["fgsm"], optimizer=partial(in_groups, lr=lr), epochs=1) for lr in (0.05, 0.5))
     Checkpoints(tmp_path).resume_or_start(first)
     first.fit()
@@ -173,7 +173,7 @@ def test_other_settings_of_one_s_own_optimiser_are_refused_with_the_difference(t
         Checkpoints(tmp_path).resume_or_start(second)
 
 
-def test_loader_of_one_s_own_is_taken_up_at_its_batch(tmp_path):
+def test_loader_of_your_own_resumes_at_its_batch(tmp_path):
     x, y = learnable()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10, shuffle=True)
 
@@ -213,7 +213,7 @@ def in_mid_epoch(data: object, folder: Path) -> deat.Trainer:
 
 
 @pytest.mark.promise("P16")
-def test_data_set_goes_on_at_its_batch_and_reads_nothing_before_it(tmp_path):
+def test_data_set_resumes_at_its_batch_and_reads_nothing_before_it(tmp_path):
     whole, data = trainer_of("pgd-1", conv_net(), data=Counted(), epochs=2), Counted()
     whole.fit()
     second = in_mid_epoch(data, tmp_path)
@@ -274,7 +274,7 @@ class Ask:
             trainer.interruption.request()
 
 
-def test_nothing_to_resume_is_said_by_returning_false(tmp_path: Path):
+def test_nothing_to_resume_is_reported_by_returning_false(tmp_path: Path):
     trainer = trainer_of("natural")
     assert not Checkpoints(tmp_path).resume(trainer)
     assert not Checkpoints(tmp_path / "nowhere").resume(trainer)

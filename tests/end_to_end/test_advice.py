@@ -70,7 +70,7 @@ def give(text: str) -> int:
     return main(words)
 
 
-def test_a_folder_that_is_taken_names_the_command_that_goes_on_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_taken_names_the_command_that_resumes_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(TRAIN) == 2
     said = capsys.readouterr().err
     assert said.strip().endswith(f"add --overwrite to replace that run, or resume it: {RESUME}")
@@ -90,7 +90,7 @@ def test_a_folder_that_is_no_run_is_not_said_to_be_one(capsys: pytest.CaptureFix
 
 
 @pytest.mark.promise("P24")
-def test_interrupted_training_names_its_folder_and_the_command_that_goes_on(
+def test_interrupted_training_names_its_folder_and_the_command_that_resumes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real, seen = Game.end_batch, []
@@ -113,7 +113,7 @@ def test_interrupted_training_names_its_folder_and_the_command_that_goes_on(
     assert Path("my run/report.md").is_file()
 
 
-def test_an_unfinished_run_that_is_judged_names_the_command_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_run_that_is_evaluated_names_the_command_that_resumes(capsys: pytest.CaptureFixture[str]) -> None:
     Path("my run/report.md").unlink()
     assert give(f"{EVALUATE} --attacks natural --n 10") in (0, 6)
     assert f"Resume it with: {RESUME}" in capsys.readouterr().err
@@ -182,7 +182,7 @@ def test_paths_at_home_are_recorded_without_it_and_advised_with_it(
     assert format_command("resume", Path("run"), {}) == "deat resume run"
 
 
-def test_a_run_of_several_processes_goes_on_in_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_several_processes_resumes_in_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     said = "torchrun --standalone --nproc-per-node=2 -m -- deat resume run"
     assert format_command("resume", Path("run"), {}, Distributed(0, 2)) == said

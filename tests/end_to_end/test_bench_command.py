@@ -108,7 +108,7 @@ def test_a_dry_run_tells_what_each_row_and_all_would_cost_and_creates_nothing(
     assert list(Path().iterdir()) == []
 
 
-def test_an_interrupted_bench_goes_on_where_it_was(
+def test_an_interrupted_bench_resumes_where_it_was(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -125,7 +125,7 @@ def test_an_interrupted_bench_goes_on_where_it_was(
 
 
 @pytest.mark.promise("P3")
-def test_a_finished_run_with_a_damaged_evaluation_is_judged_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_with_a_damaged_evaluation_is_evaluated_again(capsys: pytest.CaptureFixture[str]) -> None:
     order = ["bench", "quick", "--methods", "natural", "--seeds", "0", *SMALL]
     assert main([*order, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["rows"]
@@ -199,7 +199,7 @@ def test_a_bench_whose_folder_takes_nothing_more_ends_with_status_4(
 
 @pytest.mark.usefixtures("_workers_that_have_imported_all")
 @pytest.mark.parametrize(("jobs", "times"), [("1", 3), ("2", 1)])
-def test_a_bench_asked_to_stop_keeps_what_it_has_and_goes_on_however_often(
+def test_a_bench_asked_to_stop_keeps_what_it_has_and_resumes_however_often(
     jobs: str, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("bad.py").write_text(BAD)
@@ -307,7 +307,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_two_benches_share_a_folder_and_a_killed_one_is_gone_on_with(children: Children) -> None:
+def test_two_benches_share_a_folder_and_a_killed_one_is_resumed_with(children: Children) -> None:
     slow = ["bench", "quick", "--methods", "natural", "--seeds", "0,1", *SMALL, "--set", "epochs=16"]
     other = children.start(*slow, cwd=Path.cwd())
     history = Path("runs/bench-quick/natural/seed-0/history.jsonl")

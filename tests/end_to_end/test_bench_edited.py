@@ -62,7 +62,7 @@ def test_a_method_that_failed_may_be_mended(capsys: pytest.CaptureFixture[str]) 
     assert "own failed" not in capsys.readouterr().out.rpartition("accuracy in percent")[2]
 
 
-def test_a_run_that_was_trained_and_not_judged_when_its_file_was_edited_is_begun_again(
+def test_a_run_that_was_trained_and_not_evaluated_when_its_file_was_edited_is_restarted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patched:

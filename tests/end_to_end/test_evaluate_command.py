@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_run_is_judged_by_what_it_says_of_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_evaluated_by_what_it_says_of_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["evaluate", str(run), "--attacks", "natural,fgsm,pgd-10", "--epoch", "last"]) == 0
     shown = capsys.readouterr().out
@@ -46,7 +46,7 @@ def test_a_run_is_judged_by_what_it_says_of_itself(run: Path, capsys: pytest.Cap
     assert not list(run.glob(".evaluation*"))
 
 
-def test_the_table_says_which_weights_it_judged_on_what_and_where_autoattack_is_not_the_standard_one(
+def test_the_table_says_which_weights_it_evaluated_on_what_and_where_autoattack_is_not_the_standard_one(
     tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(run), "--attacks", "natural", "--n", "20", "--epoch", "last"]) == 0
@@ -92,14 +92,14 @@ def test_the_table_shows_intervals_by_class_too_and_what_each_attack_added_and_a
 
 
 @pytest.mark.parametrize(("order", "told"), [("natural,fgsm", False), ("fgsm", True), ("fgsm,natural", True)])
-def test_the_table_says_where_images_that_nobody_had_to_fool_are_counted_among_the_fooled(
+def test_the_table_says_where_images_that_nothing_had_to_fool_are_counted_among_the_fooled(
     order: str, told: bool, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(run), "--attacks", order, "--n", "20"]) == 0
     assert ("counts images that are wrong without any attack" in capsys.readouterr().out) == told
 
 
-def test_the_record_says_which_weights_of_which_model_were_judged_on_which_data_and_names_no_home(
+def test_the_record_says_which_weights_of_which_model_were_evaluated_on_which_data_and_names_no_home(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(run.parent))
@@ -289,17 +289,17 @@ def test_an_evaluation_of_other_weights_is_kept_though_their_file_has_the_same_n
     assert load_evaluation(out).accuracy != load_evaluation(tmp_path / "e-1.json").accuracy
 
 
-def test_no_other_epoch_is_judged_than_the_one_asked_for(run: Path, tmp_path: Path) -> None:
+def test_no_other_epoch_is_evaluated_than_the_one_requested(run: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text((run / "run.json").read_text())
     assert main(["evaluate", str(tmp_path), "--attacks", "natural"]) == 4
 
 
-def test_what_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "nowhere"]) == 4
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_killed_at_any_moment_it_goes_on_and_ends_with_the_same_verdicts(
+def test_killed_at_any_moment_it_resumes_and_ends_with_the_same_verdicts(
     run: Path, children: Children, tmp_path: Path
 ) -> None:
     command = ["evaluate", str(run), "--attacks", "natural,pgd-40,cw-40", "--block", "20", "--n", "200"]
@@ -339,7 +339,7 @@ def test_every_form_of_an_attack_s_name_is_listed(capsys: pytest.CaptureFixture[
     assert "pgd-N-last" in shown
 
 
-def test_classes_of_other_names_are_said_to_be_matched_by_their_order(
+def test_classes_of_other_names_are_reported_to_be_matched_by_their_order(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judged = ["evaluate", "--attacks", "natural", "--n", "20"]
@@ -353,7 +353,7 @@ def test_classes_of_other_names_are_said_to_be_matched_by_their_order(
     assert "matched by their order: '3' for 'trois'" in capsys.readouterr().err
 
 
-def test_a_run_s_record_is_read_once_so_that_all_that_is_said_is_of_one_run(
+def test_a_run_s_record_is_read_once_so_that_all_that_is_reported_is_of_one_run(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []

@@ -160,7 +160,7 @@ def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) ->
         deat.export(deat.build_model("small", 10, 1, 8), "net.onnx", example=images(1))
 
 
-def test_without_onnx_runtime_the_file_is_checked_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_runtime_the_file_is_checked_and_that_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     pytest.importorskip("onnxscript")

@@ -146,7 +146,7 @@ CAUSES = {
 
 @pytest.mark.promise("P81")
 @pytest.mark.parametrize("cause", CAUSES)
-def test_weights_at_chance_are_said_to_be_with_the_likely_cause(
+def test_weights_at_chance_are_reported_with_the_likely_cause(
     cause: str, trained: nn.Module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, normalize, words = CAUSES[cause]

@@ -96,7 +96,7 @@ def test_a_run_cut_short_by_the_older_version_ends_as_if_it_had_not_been(name):
     )
 
 
-def test_a_run_on_cifar100_is_judged_by_the_numbers_in_its_record(tmp_path, monkeypatch, capsys):
+def test_a_run_on_cifar100_is_evaluated_by_the_numbers_in_its_record(tmp_path, monkeypatch, capsys):
     shrink(monkeypatch, "cifar100", count=16)
     write_folder(tmp_path / cifar.RELEASES["cifar100"][0].folder, cifar_files("cifar100", True, count=16))
     asked = ["train", "--data", "cifar100", "--data-root", str(tmp_path), "--method", "natural", "--model", "small"]
@@ -157,7 +157,7 @@ def test_a_finished_run_of_the_older_version_is_finished_and_can_be_evaluated_an
     assert f"{100 * older.accuracy['pgd-5']:.2f}" in Path("page/table.md").read_text()
 
 
-def test_an_evaluation_cut_short_by_the_older_version_keeps_what_was_judged(capsys):
+def test_an_evaluation_cut_short_by_the_older_version_keeps_what_was_evaluated(capsys):
     judged = len(lines("cut-evaluation/.evaluation-rulings.jsonl"))
     asked = ["--attacks", "natural,fgsm,pgd-5", "--n", "120", "--block", "40"]
     assert main(["evaluate", "cut-evaluation", *OWN, *asked]) in (0, 6)

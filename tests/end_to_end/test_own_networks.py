@@ -89,7 +89,7 @@ def test_a_val_folder_chooses_the_best_epoch_and_all_of_the_training_images_are_
     assert run.baseline().trainer().val is None
 
 
-def test_images_are_held_out_of_the_training_part_where_that_is_asked_for(chosen_by) -> None:
+def test_images_are_held_out_of_the_training_part_where_that_is_requested(chosen_by) -> None:
     trainer = run_of(model="small", held_out=6).trainer()
     assert (trainer.train.num_examples, trainer.val.num_examples) == (18, 6)
     assert run_of(model="small", held_out=0).trainer().val is None
@@ -106,7 +106,7 @@ def test_fit_takes_a_folder_with_its_val_part_unless_another_is_given(chosen_by)
     assert [source and source.num_examples for source in held] == [4, 12, 24, None]
 
 
-def test_it_stands_behind_no_normalisation_unless_that_is_asked_for(here: Path) -> None:
+def test_it_stands_behind_no_normalisation_unless_that_is_requested(here: Path) -> None:
     data = run_of(model="small").normalization
     assert data
     assert run_of(model="net.py:Net").normalization is None
@@ -116,12 +116,12 @@ def test_it_stands_behind_no_normalisation_unless_that_is_asked_for(here: Path) 
         run_of(normalize="nothing")
 
 
-def test_images_are_trained_on_as_they_are_where_that_is_asked_for(here: Path) -> None:
+def test_images_are_trained_on_as_they_are_where_that_is_requested(here: Path) -> None:
     assert run_of().augment is not None
     assert run_of(augment="none").augment is None
 
 
-def test_what_is_done_to_images_is_said_and_recorded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_done_to_images_is_reported_and_recorded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("--model", "net.py:Net", "--augment", "none") == 0
     assert "24 images of 3x8x8 in 2 classes, 4 of them held out; not normalised\n" in capsys.readouterr().out
     held = json.loads((here / "run/run.json").read_text())["data"]
@@ -175,7 +175,7 @@ def test_what_a_run_was_normalised_by_is_never_measured_again(
     assert "does not record its normalisation" not in capsys.readouterr().err
 
 
-def test_a_run_that_was_killed_goes_on_with_the_numbers_it_began_with(
+def test_a_run_that_was_killed_resumes_with_the_numbers_it_began_with(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train("--model", "small")
@@ -208,7 +208,7 @@ def test_a_record_with_no_numbers_to_normalise_by_is_refused(here: Path, held: o
 
 
 @pytest.mark.parametrize("normalize", ["none", "data"])
-def test_the_command_line_judges_it_as_python_does(here: Path, normalize: str) -> None:
+def test_the_command_line_evaluates_it_as_python_does(here: Path, normalize: str) -> None:
     assert train("--model", "net.py:Net", "--normalize", normalize) == 0
     assert main(["export", "run", "--out", "bare.safetensors", "--epoch", "last"]) == 0
     assert bool(read_weights(here / "bare.safetensors").normalization) == (normalize == "data")
@@ -236,7 +236,7 @@ def test_weights_that_were_trained_behind_a_normalisation_bring_it_or_say_that_i
 
 @pytest.mark.promise("P79")
 @pytest.mark.parametrize("target", ["run", "bare.safetensors"])
-def test_network_is_not_judged_without_the_normalisation_of_its_weights(
+def test_network_is_not_evaluated_without_the_normalisation_of_its_weights(
     here: Path, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train("--model", "net.py:Net", "--normalize", "data")
@@ -247,7 +247,7 @@ def test_network_is_not_judged_without_the_normalisation_of_its_weights(
     assert not list(here.glob("**/*evaluation.json"))
 
 
-def test_a_bare_files_normalisation_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bare_files_normalisation_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     deat.save_weights(deat.build_model("small", num_classes=2, in_channels=3, image_size=8), here / "w.safetensors")
     how = ["w.safetensors", "--data", "folder:photos", "--model", "small", "--attacks", "natural", "--out", "e.json"]
     main(["evaluate", *how])

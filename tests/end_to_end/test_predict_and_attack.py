@@ -65,7 +65,7 @@ def test_predictions_are_those_of_the_network_and_come_as_a_table_and_as_json(ru
     assert [int(p.label) for p in deat.predict(run, "images.npy")] == expected
 
 
-def test_images_of_another_size_or_in_colour_are_resized_and_it_is_said(run, capsys):
+def test_images_of_another_size_or_in_colour_are_resized_and_it_is_reported(run, capsys):
     PIL.Image.new("RGB", (90, 60), (255, 0, 0)).save("photo.jpg")
     assert main(["predict", str(run.path), "photo.jpg", "--epoch", "last", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"][0]["resized_from"] == [90, 60]

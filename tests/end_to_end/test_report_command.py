@@ -81,7 +81,7 @@ def test_sweep_starts_at_natural_accuracy_and_never_rises(report, run):
 
 
 @pytest.mark.parametrize("epoch", ["best", "last"])
-def test_sweep_and_gallery_attack_the_weights_that_were_judged(run, tmp_path, epoch, capsys):
+def test_sweep_and_gallery_attack_the_weights_that_were_evaluated(run, tmp_path, epoch, capsys):
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     weights = safetensors_files.read_tensors(folder / "best" / "model.safetensors")
@@ -99,7 +99,7 @@ def test_sweep_and_gallery_attack_the_weights_that_were_judged(run, tmp_path, ep
     assert "other weights than those that were evaluated" in capsys.readouterr().out
 
 
-def test_networks_of_ones_own_are_attacked_only_where_the_user_names_them(run, tmp_path, capsys):
+def test_networks_of_your_own_are_attacked_only_where_the_user_names_them(run, tmp_path, capsys):
     marker, folders, specs = tmp_path / "marker", [tmp_path / "a", tmp_path / "b"], []
     for folder in folders:
         shutil.copytree(run, folder)
@@ -131,7 +131,7 @@ def test_gallery_shows_test_images_by_their_numbers_and_what_becomes_of_them(rep
     assert "not in proportion: " in text
 
 
-def test_images_of_a_run_that_was_judged_on_others_are_among_the_first(run, tmp_path):
+def test_images_of_a_run_that_was_evaluated_on_others_are_among_the_first(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     held = load_evaluation(folder / "evaluation.json")
@@ -232,7 +232,7 @@ def test_without_matplotlib_the_report_says_that_figures_are_left_out(run, tmp_p
     assert "pip install" not in "".join(capsys.readouterr())
 
 
-def test_a_run_without_weights_is_reported_and_the_lack_is_said(tmp_path, capsys):
+def test_a_run_without_weights_is_reported_and_the_lack_is_reported(tmp_path, capsys):
     run = make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.4})
     assert main(["report", str(run), "--no-figures", "--sweep", "5"]) == 0
     said = capsys.readouterr().out

@@ -254,7 +254,7 @@ def test_a_flagged_row_is_never_on_the_front_unless_all_are_flagged(window, tmp_
     quiet(window)
 
 
-def test_rows_that_were_not_judged_alike_have_no_front_until_the_others_are_switched_off(window, tmp_path):
+def test_rows_that_were_not_evaluated_alike_have_no_front_until_the_others_are_switched_off(window, tmp_path):
     for number, name in enumerate("abc"):
         folder = make_run(tmp_path / name, name, shares={"natural": 0.9, "pgd-20": 0.4 + number / 10})
         found = json.loads((folder / "evaluation.json").read_text())

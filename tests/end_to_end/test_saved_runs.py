@@ -164,7 +164,7 @@ def test_a_result_on_data_without_a_name_asks_for_it(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.promise("P82")
-def test_a_saved_result_is_judged_without_a_normalisation_that_it_was_not_trained_with() -> None:
+def test_a_saved_result_is_evaluated_without_a_normalisation_that_it_was_not_trained_with() -> None:
     fit().save("saved")
     assert json.loads(Path("saved/run.json").read_text())["request"]["normalize"] == "none"
 

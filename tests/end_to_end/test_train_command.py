@@ -112,7 +112,7 @@ def test_a_dry_run_tells_the_cost_and_creates_nothing(capsys: pytest.CaptureFixt
     assert list(Path().iterdir()) == []
 
 
-def test_training_goes_on_from_weights_of_an_earlier_run() -> None:
+def test_training_continues_from_weights_of_an_earlier_run() -> None:
     assert main(["train", *QUICK, "--out", "first", "--baseline", "no", "--epochs", "6"]) == 0
     assert main(["train", *QUICK, "--out", "cold", "--baseline", "no"]) == 0
     assert main(["train", *QUICK, "--out", "warm", "--baseline", "no", "--init", "first"]) == 0
@@ -120,7 +120,7 @@ def test_training_goes_on_from_weights_of_an_earlier_run() -> None:
     assert warm["train_accuracy"] > cold["train_accuracy"] + 0.2
 
 
-def test_given_weights_start_with_a_smaller_learning_rate_which_is_said_recorded_and_kept(
+def test_given_weights_start_with_a_smaller_learning_rate_which_is_reported_recorded_and_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     deat.save_weights(deat.build_model("small", num_classes=10, in_channels=1, image_size=8), "w.safetensors")

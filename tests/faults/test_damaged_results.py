@@ -69,7 +69,7 @@ def test_a_file_that_contradicts_itself_is_refused_also_without_a_checksum(file:
 
 
 @pytest.mark.promise("P132")
-def test_damaged_lines_of_a_resume_log_are_dropped_and_judged_again(tmp_path: Path) -> None:
+def test_damaged_lines_of_a_resume_log_are_dropped_and_evaluated_again(tmp_path: Path) -> None:
     log, draw = tmp_path / "log.jsonl", Random(1)
     net, data = conv_net(), images(12)
     expected = evaluate(net, data, attacks=["fgsm", "pgd-2"], **OPTIONS)

@@ -81,7 +81,7 @@ def _small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.promise("P56")
 @pytest.mark.usefixtures("_small_cifar")
-def test_a_data_set_in_the_recorded_root_is_found_without_a_flag_and_said(capsys):
+def test_a_data_set_in_the_recorded_root_is_found_without_a_flag_and_reported(capsys):
     order = [*FOLDER, "--model", "small", "--out", "run", "--data", "cifar10", "--data-root", "theirs"]
     assert main(order) == 0
     for command in (["resume", "run"], JUDGE):

@@ -33,7 +33,7 @@ from helpers.children import Children
 from helpers.runs import make_bench, make_run, one_run
 
 from .conftest import SHORT
-from .test_going_on import rewrite_state
+from .test_resume_checks import rewrite_state
 
 
 def images(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 8) -> None:
@@ -424,7 +424,7 @@ class Net(nn.Sequential):
 """
 
 
-def test_error_in_the_user_s_own_network_is_said_to_be_theirs(capsys):
+def test_error_in_the_user_s_own_network_is_reported_to_be_theirs(capsys):
     Path("mine.py").write_text(NET)
     assert main([*SHORT, "--model", "mine.py:Net"]) == 2
     message = capsys.readouterr().err

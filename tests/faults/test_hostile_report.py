@@ -1,7 +1,6 @@
 """Names in other people's run folders stay text in every file of a report: no markup, no spreadsheet formula."""
 
 import csv
-from pathlib import Path
 
 import pytest
 
@@ -15,20 +14,21 @@ FORMULA = '=HYPERLINK("http://a.example";"x")'
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
-@pytest.fixture
-def hostile_report(tmp_path):
+@pytest.fixture(scope="module")
+def hostile_report(tmp_path_factory):
     """The report on a bench whose names, classes, attacks, reasons and flags are formulas and HTML."""
+    bench = tmp_path_factory.mktemp("hostile") / "bench"
     names = [FORMULA, "@SUM(1)", "+1+1", "-1+1", MARKUP]
     flag = Flag(FORMULA, MARKUP, MARKUP)
     rows = []
     for number, name in enumerate(names):
         shares = {"natural": 0.9, "pgd-20": 0.4 + 0.01 * number, FORMULA: 0.3}
-        make_run(Path("bench") / str(number), name, model=MARKUP, shares=shares, flags=(flag,) if number == 4 else ())
+        make_run(bench / str(number), name, model=MARKUP, shares=shares, flags=(flag,) if number == 4 else ())
         runs = [one_run(str(number)), one_run("gone", 1, "failed", FORMULA)]
         rows.append({"name": name, "method": name, "model": MARKUP, "runs": runs})
-    make_bench(Path("bench"), rows, MARKUP, MARKUP, data=FORMULA, set={FORMULA: MARKUP})
-    assert main(["report", "bench"]) == 0
-    return Path("bench/report")
+    make_bench(bench, rows, MARKUP, MARKUP, data=FORMULA, set={FORMULA: MARKUP})
+    assert main(["report", str(bench)]) == 0
+    return bench / "report"
 
 
 @pytest.mark.promise("P62")

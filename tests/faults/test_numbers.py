@@ -199,7 +199,7 @@ def test_other_errors_of_the_runtime_are_not_taken_for_a_lack_of_memory():
 
 
 @pytest.mark.promise("P47")
-def test_data_that_cannot_be_read_any_more_is_status_3_and_the_run_goes_on_later(whole, monkeypatch, capsys):
+def test_data_that_cannot_be_read_any_more_is_status_3_and_the_run_resumes_later(whole, monkeypatch, capsys):
     real = InMemorySource.epoch
 
     def removed(self, epoch):

@@ -54,7 +54,13 @@ def test_folder_whose_name_is_no_text_is_refused_before_any_work(capsys):
     assert list(Path().iterdir()) == []
 
 
-COMMANDS = [["resume", "run"], ["report", "run"], [*SHORT, "--resume", "auto"], ["evaluate", "run"], ["export", "run"]]
+COMMANDS = [
+    ["resume", "run"],
+    ["report", "run", "--no-figures"],
+    [*SHORT, "--resume", "auto"],
+    ["evaluate", "run"],
+    ["export", "run"],
+]
 
 
 @pytest.mark.promise("P172")
@@ -64,8 +70,7 @@ def test_pipe_in_place_of_a_record_is_not_waited_for(command, name, whole, capsy
     shutil.copytree(whole, "run")
     Path("run", name).unlink(missing_ok=True)
     os.mkfifo(Path("run", name))
-    options = ["--attacks", "fgsm", "--n", "20"] if command[0] == "evaluate" else []
-    assert main([*command, *options]) in (0, 2, 3, 4, 6)
+    assert main(command) in (0, 2, 3, 4, 6)
     assert "Traceback" not in capsys.readouterr().err
 
 

@@ -16,7 +16,7 @@ from helpers.data_sets import png, tree, write_folder
 from helpers.nets import conv_net, learnable, seeded
 
 from .conftest import SHORT
-from .test_going_on import rewrite_state
+from .test_resume_checks import rewrite_state
 
 COMMAND = """train --data folder:photos --data-root cache --model small --method fgsm --epochs 1 --batch-size 4
 --held-out 0 --test-images 0 --baseline no --threads 1 --workers 0 --size 8 --out run"""
@@ -67,7 +67,7 @@ def test_call_of_fit_with_another_augmentation_is_refused(change):
         fit(augment=now)
 
 
-def test_checkpoint_that_does_not_tell_its_augmentation_goes_on():
+def test_checkpoint_that_does_not_tell_its_augmentation_resumes():
     fit(augment=deat.Augment(4))
     rewrite_state(Path("kept"), lambda state: state["config"]["data"].pop("augment"))
     assert fit().history
@@ -133,7 +133,7 @@ def baseline() -> dict[str, float]:
     return {row["name"]: row for row in json.loads(Path("run/scores.json").read_text())}["natural training"]["accuracy"]
 
 
-def test_baseline_starts_from_the_same_weights_whichever_command_goes_on(fine_tuned):
+def test_baseline_starts_from_the_same_weights_whichever_command_resumes(fine_tuned):
     rewrite_record(options={"test_images": 100, "baseline": "yes"})
     shutil.copytree("run", "copy")
     auto = [*fine_tuned, "--init", "nat.safetensors", "--baseline", "yes", "--test-images", "100"]
@@ -164,13 +164,13 @@ def test_run_does_not_go_on_with_weights_that_changed_since_it_began(way, fine_t
     assert main(command) == 0
 
 
-def test_run_without_a_baseline_goes_on_by_resume_whatever_became_of_its_first_weights(fine_tuned):
+def test_run_without_a_baseline_resumes_by_resume_whatever_became_of_its_first_weights(fine_tuned):
     shutil.copy("other.safetensors", "nat.safetensors")
     assert main(["resume", "run"]) == 0
 
 
 @pytest.mark.parametrize("way", ["resume", "auto"])
-def test_run_goes_on_while_the_folder_it_began_with_holds_no_weights(way, fine_tuned):
+def test_run_resumes_while_the_folder_it_began_with_holds_no_weights(way, fine_tuned):
     Path("nat.safetensors").unlink()
     Path("nat.safetensors").mkdir()
     assert main(["resume", "run"] if way == "resume" else [*fine_tuned, "--init", "nat.safetensors"]) == 0
@@ -185,14 +185,14 @@ def test_finished_run_with_a_baseline_is_shown_again_without_the_weights_it_bega
     assert "natural training" in capsys.readouterr().out
 
 
-def test_record_without_a_hash_of_its_first_weights_goes_on(fine_tuned):
+def test_record_without_a_hash_of_its_first_weights_resumes(fine_tuned):
     assert len(json.loads(Path("run/run.json").read_text())["digest_of_init"]) == 64
     rewrite_record(digest_of_init=None)
     shutil.copy("other.safetensors", "nat.safetensors")
     assert main([*fine_tuned, "--init", "nat.safetensors"]) == 0
 
 
-def test_weights_that_the_baseline_will_start_from_are_missed_before_training_goes_on(fine_tuned, capsys):
+def test_weights_that_the_baseline_will_start_from_are_missed_before_training_continues(fine_tuned, capsys):
     Path("nat.safetensors").unlink()
     kept = find_newest_checkpoint(Path("run")).newest
     assert main([*fine_tuned, "--init", "nat.safetensors", "--baseline", "yes"]) == 4
@@ -234,7 +234,7 @@ def test_file_that_was_edited_since_is_named_without_its_hash(capsys):
     assert not re.search(r"[0-9a-f]{16}", told)
 
 
-def test_other_data_are_said_with_their_counts_and_without_their_hashes():
+def test_other_data_are_reported_with_their_counts_and_without_their_hashes():
     x, y = learnable(24)
     kept = {"method": "fgsm", "epochs": 1, "batch_size": 8, "progress": False, "checkpoints": "kept"}
     deat.fit(conv_net(), (x, y), **kept)
@@ -247,7 +247,7 @@ def test_other_data_are_said_with_their_counts_and_without_their_hashes():
 
 
 @pytest.mark.parametrize("way", ["resume", "auto"])
-def test_run_goes_on_with_the_images_it_held_out_where_a_val_folder_came_since(way):
+def test_run_resumes_with_the_images_it_held_out_where_a_val_folder_came_since(way):
     write_folder(Path("photos"), tree(8) | {"test/cat/0.png": png(seed=77), "test/dog/0.png": png(seed=78)})
     command = [*COMMAND.replace("--held-out 0", "--val-attack pgd-1").split(), "--epochs", "2"]
     assert main(command) == 0
@@ -261,7 +261,7 @@ def test_run_goes_on_with_the_images_it_held_out_where_a_val_folder_came_since(w
     assert json.loads(Path("run/run.json").read_text())["data"] == data
 
 
-def test_images_of_a_folder_that_were_replaced_are_said_once(capsys):
+def test_images_of_a_folder_that_were_replaced_are_reported_once(capsys):
     write_folder(Path("photos"), tree(8))
     assert main(PHOTOS) == 0
     write_folder(Path("photos"), {"train/cat/0.png": png(seed=99)})

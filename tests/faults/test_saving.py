@@ -52,7 +52,7 @@ POINTS = ["before data", "mid file", "before manifest", "before rename", "after 
 @pytest.mark.promise("P1")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("nth", [1, 3])
-def test_killed_in_any_stage_of_a_save_the_run_goes_on_to_the_same_bytes(point, nth, children, whole, tmp_path):
+def test_killed_in_any_stage_of_a_save_the_run_resumes_to_the_same_bytes(point, nth, children, whole, tmp_path):
     times = nth * 5 - 4 if point == "mid file" else nth  # five files a checkpoint
     assert children.run(*SHORT, cwd=tmp_path, fault=f"{point}:{times}") == -9
     left = find_newest_checkpoint(Path("run"))
@@ -77,7 +77,7 @@ def test_truncated_file_is_named_and_the_checkpoint_before_it_is_used(share, tmp
     assert find_newest_checkpoint(tmp_path).newest == tmp_path / "ckpt-000002"
 
 
-def test_damaged_checkpoint_is_reported_and_training_goes_on_from_the_one_before(tmp_path):
+def test_damaged_checkpoint_is_reported_and_training_continues_from_the_one_before(tmp_path):
     saved(tmp_path, epochs=3)
     (tmp_path / "ckpt-000003/optim.safetensors").write_bytes(b"")
     trainer, said = trainer_of("fgsm", conv_net(batch_norm=True), epochs=3), []
@@ -388,7 +388,7 @@ def test_lock_of_a_dead_process_is_taken_over_with_a_notice(tmp_path):
 
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("text", ["", "[]", "5", '{"pid": "x"}', '{"pid": 1, "host": 1, "since": 1e300}', "[" * 200])
-def test_lock_that_nobody_can_read_is_taken_all_the_same(text, tmp_path):
+def test_lock_that_nothing_can_read_is_taken_all_the_same(text, tmp_path):
     (tmp_path / LOCK_FILE_NAME).write_text(text)
     with lock_run_folder(tmp_path), pytest.raises(BusyError), lock_run_folder(tmp_path):
         pass
@@ -497,7 +497,7 @@ def test_optimiser_state_that_cannot_be_written_down_is_refused_by_name(tmp_path
 
 
 @pytest.mark.parametrize("factory", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam])
-def test_any_optimiser_of_torch_goes_on_exactly(factory, tmp_path):
+def test_any_optimiser_of_torch_resumes_exactly(factory, tmp_path):
     def build(seed: int, epochs: int = 3):
         return trainer_of("fgsm", conv_net(seed=seed), epochs=epochs, lr=None, optimizer=lambda p: factory(p, lr=0.01))
 

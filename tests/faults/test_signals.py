@@ -66,7 +66,7 @@ MOMENTS = {
 @pytest.mark.promise("P16", "P24")
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_signal_saves_once_leaves_with_75_and_the_run_goes_on_to_the_same_bytes(
+def test_signal_saves_once_leaves_with_75_and_the_run_resumes_to_the_same_bytes(
     moment, number, whole, monkeypatch, capsys
 ):
     before = [signal.getsignal(n) for n in SIGNALS]
@@ -99,7 +99,7 @@ def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
 
 
 @pytest.mark.promise("P24")
-def test_interrupted_baseline_or_scoring_is_taken_up_again(monkeypatch, capsys):
+def test_interrupted_baseline_or_scoring_is_resumed(monkeypatch, capsys):
     command = [*SHORT, "--test-images", "60", "--baseline", "yes"]
     with monkeypatch.context() as patch:
         send_after(patch, Game, "end_batch", 3 * BATCHES + 2, signal.SIGTERM)  # the run itself is over by then
@@ -285,7 +285,7 @@ def test_ctrl_c_without_a_run_says_so(monkeypatch, capsys):
 
 @pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whole, monkeypatch, capsys):
+def test_signal_before_a_run_is_resumed_says_that_it_resumes(number, whole, monkeypatch, capsys):
     import deat.cli.train as command
 
     shutil.copytree(whole, "run")
@@ -421,7 +421,7 @@ def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, numbe
 
 @pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_in_an_attack_keeps_what_was_judged_and_says_where(number, whole, monkeypatch, capsys):
+def test_signal_in_an_attack_keeps_what_was_evaluated_and_says_where(number, whole, monkeypatch, capsys):
     shutil.copytree(whole, "run")
     order = ["evaluate", "run", "--attacks", "natural,fgsm,pgd-2", "--n", "20"]
     with monkeypatch.context() as patch:
@@ -436,7 +436,7 @@ def test_signal_in_an_attack_keeps_what_was_judged_and_says_where(number, whole,
 
 @pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_same_bytes(number, monkeypatch):
+def test_signal_to_a_bench_saves_the_run_and_the_same_command_resumes_to_the_same_bytes(number, monkeypatch):
     small = ["--set", "epochs=2", "--set", "batch_size=256", "--set", "attacks=natural", "--set", "n=20"]
     order = ["bench", "quick", "--methods", "fgsm", "--seeds", "0", *small]
     assert main([*order, "--out", "straight"]) == 0
@@ -461,7 +461,7 @@ def test_signal_in_the_last_save_of_a_bench_s_run_ends_it_before_the_evaluation(
 
 
 @pytest.mark.promise("P15")
-def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
+def test_rolled_back_run_resumes_to_the_same_bytes(monkeypatch):
     """A collapse after the interruption goes back to the healthy epoch from before it."""
     command = [*SHORT, "--epochs", "5", "--watch", "rollback"]
     readings = {0: 0.6, 1: 0.6, 2: 0.6, 3: 0.0, 4: 0.6}
@@ -481,7 +481,7 @@ def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
         assert Path(f"run-{batch}/watch.jsonl").read_bytes() == Path("straight/watch.jsonl").read_bytes()
 
 
-def test_fit_with_checkpoints_saves_on_a_signal_and_the_same_call_goes_on(monkeypatch, tmp_path):
+def test_fit_with_checkpoints_saves_on_a_signal_and_the_same_call_resumes(monkeypatch, tmp_path):
     def fit(where: str | None) -> deat.TrainResult:
         images = deat.load_data("digits").train.subset(range(128))
         net = deat.build_model("small", in_channels=1, image_size=8)

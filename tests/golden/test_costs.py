@@ -59,7 +59,7 @@ def test_released_deat_3_stops_at_5_replays_and_costs_30_in_twelve_epochs():
     assert sum(replays[:12]) == 30
 
 
-def test_released_deat_40_stops_at_4_replays_where_the_paper_goes_on():
+def test_released_deat_40_stops_at_4_replays_where_the_paper_continues():
     assert [k + 1 for k in ks("deat-40%", 8, "released")] == [1, 2, 3, 4, 4, 4, 4, 4]
     assert [k + 1 for k in ks("deat-40%", 8)] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert ks("deat-40%", 4, accuracy=0.4) == [0, 0, 0, 0]  # strictly above

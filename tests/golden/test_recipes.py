@@ -105,7 +105,7 @@ def test_ablation_changes_one_thing_in_each_of_its_seven_rows():
         assert len(row.varied_settings) == 1
 
 
-def test_quick_judges_digits_by_four_attacks():
+def test_quick_evaluates_digits_by_four_attacks():
     (row, *_) = recipes.get_recipe("quick").make_rows()
     assert (row.request.data, row.evaluation.attacks) == ("digits", ("natural", "fgsm", "pgd-20", "cw-20"))
 

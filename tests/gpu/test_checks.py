@@ -52,7 +52,7 @@ def test_a_network_is_known_again_by_its_answers() -> None:
     assert not are_close(first, [1.01 * value for value in again])
 
 
-def test_an_interrupted_evaluation_is_taken_up(tmp_path: Path) -> None:
+def test_an_interrupted_evaluation_is_resumed(tmp_path: Path) -> None:
     net, data, ledger = convolutional().cuda(), digits(120), tmp_path / "rulings.jsonl"
     options: dict[str, Any] = {"threat": THREAT, "attacks": ["natural", "pgd-5"], "block": 40, "sanity": False}
 

@@ -299,7 +299,7 @@ class Pictures(Dataset[Any]):
         return (image + 0.1 * torch.rand(())).clamp(0, 1), int(self.held.labels[index])
 
 
-def test_a_data_set_of_ones_own_is_trained_on_from_pinned_memory_as_without_workers() -> None:
+def test_a_data_set_of_your_own_is_trained_on_from_pinned_memory_as_without_workers() -> None:
     ends = []
     for workers in (2, 0):
         trainer = small_trainer("pgd-2", data=Pictures(), workers=workers, deterministic=True, epochs=3)

@@ -94,7 +94,7 @@ def train_in_two_parts(folder: Path, loggers: Any, **options: Any) -> deat.Train
     return train(folder, loggers, **options)
 
 
-def test_a_logger_is_told_the_settings_every_epoch_and_the_results(tmp_path: Path) -> None:
+def test_a_logger_receives_the_settings_every_epoch_and_the_results(tmp_path: Path) -> None:
     logger = Recorder()
     result = train(tmp_path / "kept", [logger], log_every=2)
     assert logger.run.flat_config["settings.epochs"] == EPOCHS

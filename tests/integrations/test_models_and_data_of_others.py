@@ -327,7 +327,7 @@ def test_a_network_of_the_hub_is_fetched_only_where_that_is_allowed(tmp_path, ch
     assert list((tmp_path / "data" / "pretrained").glob("hf-org--vit.safetensors"))
 
 
-def test_weights_that_are_not_in_the_cache_are_never_fetched_unasked(tmp_path, monkeypatch):
+def test_weights_that_are_not_in_the_cache_are_never_fetched_without_consent(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs Hugging Face transformers")
     with pytest.raises(CheckpointError, match="--download"):
         fetch_pretrained("hf:nobody/nothing-here", tmp_path)

@@ -62,7 +62,7 @@ def test_one_process_prints_and_writes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/run.json").read_text())["processes"] == 2
 
 
-def test_a_dry_run_is_told_once(tmp_path: Path) -> None:
+def test_a_dry_run_is_reported_once(tmp_path: Path) -> None:
     assert statuses(commands(tmp_path, "train", "--dry-run", "--device", "cpu")) == [0, 0]
     assert "a dry run" in (tmp_path / "out-0").read_text()
     assert files(tmp_path) == ["err-0", "err-1", "out-0", "out-1"]
@@ -127,7 +127,7 @@ def judged(ranks: Distributed, cascade: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cascade", [False, True])
-def test_two_judges_give_the_same_verdicts_as_one(cascade: bool) -> None:
+def test_two_evaluates_give_the_same_verdicts_as_one(cascade: bool) -> None:
     alone = judged(Distributed(), cascade)
     assert together(judged, cascade) == [alone, alone]
 
@@ -177,7 +177,7 @@ def count_blocks(rank: int) -> None:
     Judge.judge_block = judge_block  # type: ignore[method-assign]
 
 
-def test_a_shared_evaluation_goes_on_where_it_was_killed(a_run: Path) -> None:
+def test_a_shared_evaluation_resumes_where_it_was_killed(a_run: Path) -> None:
     killed = statuses(commands(a_run, *EVALUATE, prepare=stop_at_the_third_block), within=20)
     assert killed[0] == -signal.SIGKILL
     assert killed[1] not in (0, None)
@@ -203,7 +203,7 @@ def stop_all_at_the_third_block(rank: int) -> None:
 
 
 @pytest.mark.promise("P28")
-def test_a_shared_evaluation_asked_to_stop_ends_as_one_process_does_and_goes_on(a_run: Path) -> None:
+def test_a_shared_evaluation_asked_to_stop_ends_as_one_process_does_and_resumes(a_run: Path) -> None:
     assert statuses(commands(a_run, *EVALUATE, prepare=stop_all_at_the_third_block), within=30) == [75, 75]
     assert "".join(errors(a_run)).count("the same command") == 1
     assert statuses(commands(a_run, *EVALUATE))[0] in (0, 6)

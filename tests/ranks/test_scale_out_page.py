@@ -90,7 +90,7 @@ def test_two_processes_train_and_judge_as_the_page_says(tmp_path: Path) -> None:
 
 @pytest.mark.promise("P26")
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
-def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_killed_process_is_started_again_and_the_run_resumes(tmp_path: Path) -> None:
     history, said = tmp_path / "runs/safe/history.jsonl", tmp_path / "output"
     with started(LINES[2], tmp_path) as process:
         deadline = monotonic() + 90

@@ -51,7 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.promise("P26")
-def test_a_killed_process_ends_all_and_the_run_goes_on_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
+def test_a_killed_process_ends_all_and_the_run_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
     found = statuses(commands(tmp_path, *RUN, prepare=kill_the_second), within=20)
     assert found == [75, -signal.SIGKILL]
     assert "another process of this run is gone" in errors(tmp_path)[0]

@@ -55,7 +55,7 @@ def test_the_rows_run_is_trained(tmp_path, judged):
     assert record["method"]["probe"]["space"] == "normalised"
 
 
-def test_best_and_last_epoch_are_judged_and_autoattack_on_its_own_number_of_images(tmp_path, judged):
+def test_best_and_last_epoch_are_evaluated_and_autoattack_on_its_own_number_of_images(tmp_path, judged):
     cells.run_cell(cell_of(attacks="natural,pgd-2,aa", aa_n="5"), tmp_path / "run")
     assert judged == [
         ("evaluation.json", ("natural", "pgd-2"), 30),
@@ -88,13 +88,13 @@ def test_an_evaluation_made_by_hand_does_not_count_as_the_cells_result(tmp_path,
     assert is_contained or (path / "evaluation-1.json").read_bytes() == copy
 
 
-def test_chosen_seeds_are_judged_by_autoattack_on_all_images(tmp_path, judged):
+def test_chosen_seeds_are_evaluated_by_autoattack_on_all_images(tmp_path, judged):
     for seed in (0, 1):
         cells.run_cell(cell_of(seed=seed, attacks="natural,aa", aa_n="5", aa_whole="1,2"), tmp_path / str(seed))
     assert [n for name, _, n in judged if name == "evaluation-aa.json"] == [5, 30]
 
 
-def test_a_damaged_evaluation_is_made_again_and_said(tmp_path, judged, capsys):
+def test_a_damaged_evaluation_is_made_again_and_reported(tmp_path, judged, capsys):
     cells.run_cell(cell_of(), tmp_path / "run")
     trained = (tmp_path / "run/last/model.safetensors").stat().st_mtime_ns
     judged.clear()
@@ -106,7 +106,7 @@ def test_a_damaged_evaluation_is_made_again_and_said(tmp_path, judged, capsys):
 
 
 @pytest.mark.promise("P3")
-def test_a_run_whose_history_is_damaged_is_begun_again_and_said(tmp_path, judged, capsys):
+def test_a_run_whose_history_is_damaged_is_restarted_and_reported(tmp_path, judged, capsys):
     cells.run_cell(cell_of(), tmp_path / "run")
     before = (tmp_path / "run/history.jsonl").read_bytes()
     (tmp_path / "run/history.jsonl").write_bytes(b"{}\n")
@@ -115,12 +115,12 @@ def test_a_run_whose_history_is_damaged_is_begun_again_and_said(tmp_path, judged
     assert (tmp_path / "run/history.jsonl").read_bytes() == before
 
 
-def test_the_last_model_alone_is_judged_where_the_recipe_says_so(tmp_path, judged):
+def test_the_last_model_alone_is_evaluated_where_the_recipe_says_so(tmp_path, judged):
     cells.run_cell(cell_of(attacks="natural,aa", epoch="last"), tmp_path / "run")
     assert judged == [("evaluation.json", ("natural", "aa"), 30)]
 
 
-def test_training_that_was_killed_goes_on_to_the_bytes_of_one_that_was_not(tmp_path, judged, monkeypatch):
+def test_training_that_was_killed_resumes_to_the_bytes_of_one_that_was_not(tmp_path, judged, monkeypatch):
     cells.run_cell(cell_of(epochs="3"), tmp_path / "whole")
 
     class Killed(Exception):
@@ -162,7 +162,7 @@ def last_save_failed(tmp_path, judged, monkeypatch):
     return path
 
 
-def test_a_run_whose_last_save_failed_is_trained_to_its_end_before_it_is_judged(last_save_failed, tmp_path):
+def test_a_run_whose_last_save_failed_is_trained_to_its_end_before_it_is_evaluated(last_save_failed, tmp_path):
     cells.run_cell(cell_of(epochs="3"), tmp_path / "whole")
     cells.run_cell(cell_of(epochs="3"), last_save_failed)
     for name in ("history.jsonl", "best/model.safetensors", "last/model.safetensors"):
@@ -177,7 +177,7 @@ def test_weights_of_an_earlier_epoch_are_never_taken_for_the_finished_ones(last_
 
 
 @pytest.mark.parametrize("which", ["best", "last"])
-def test_weights_that_could_not_be_published_are_not_judged_until_they_are(which, tmp_path, judged, monkeypatch):
+def test_weights_that_could_not_be_published_are_not_evaluated_until_they_are(which, tmp_path, judged, monkeypatch):
     def link(source, target):
         if target.parent.name == which and source.parent.name == "ckpt-000003":
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -205,7 +205,7 @@ def test_damaged_last_weights_without_a_checkpoint_are_trained_again(tmp_path, j
     assert weights.read_bytes() == before
 
 
-def test_a_run_that_is_finished_without_checkpoints_is_judged_and_not_trained_again(tmp_path, judged, monkeypatch):
+def test_a_run_that_is_finished_without_checkpoints_is_evaluated_and_not_trained_again(tmp_path, judged, monkeypatch):
     cells.run_cell(cell_of(), tmp_path / "run")
     (tmp_path / "run/evaluation-last.json").unlink()
     monkeypatch.setattr(cells, "train_cell", lambda run, path: pytest.fail("it was trained again"))
@@ -222,7 +222,7 @@ def test_a_cell_is_not_trained_beside_a_process_that_works_in_its_folder(tmp_pat
     assert sorted(path for path in (tmp_path / "run").rglob("*")) == before
 
 
-def test_a_folder_torn_before_its_record_is_begun_again(tmp_path, judged):
+def test_a_folder_torn_before_its_record_is_restarted(tmp_path, judged):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run.json.1234.tmp").write_text("{")
     cells.run_cell(cell_of(), tmp_path / "run")
@@ -240,7 +240,7 @@ def test_data_without_a_test_part_are_refused_before_training(tmp_path, judged, 
 
 
 @pytest.mark.promise("P8")
-def test_a_run_that_somebody_else_evaluates_is_not_judged_beside_it(tmp_path, judged):
+def test_a_run_that_another_process_evaluates_is_not_evaluated_beside_it(tmp_path, judged):
     cells.run_cell(cell_of(), tmp_path / "run")
     (tmp_path / "run/evaluation.json").unlink()
     judged.clear()
@@ -252,7 +252,7 @@ def test_a_run_that_somebody_else_evaluates_is_not_judged_beside_it(tmp_path, ju
 
 
 @pytest.mark.promise("P8")
-def test_nobody_evaluates_a_run_while_it_is_judged_here(tmp_path, monkeypatch):
+def test_no_process_evaluates_a_run_while_it_is_evaluated_here(tmp_path, monkeypatch):
     refused = []
 
     def evaluate(model, data, *, save, **_):

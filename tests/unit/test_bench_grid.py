@@ -49,7 +49,7 @@ def test_runs_that_share_the_machine_are_marked_and_others_are_not(grid):
     assert [jobs[cell.folder] for cell, _ in held] == [2, 2]
 
 
-def test_a_crowded_run_stays_marked_when_it_is_taken_up_alone(grid):
+def test_a_crowded_run_stays_marked_when_it_is_resumed_alone(grid):
     held = [grid.claim(cells()) for _ in range(2)]
     for cell, lock in held:
         grid.finish(cell, "waiting")

@@ -74,7 +74,7 @@ def test_of_epochs_that_images_do_not_tell_apart_natural_accuracy_decides_then_a
     assert best.snapshot.epoch == best.choice.epoch == expected
 
 
-def test_the_choice_is_always_one_that_is_not_told_apart_from_the_most_robust_epoch() -> None:
+def test_the_choice_is_always_one_that_is_indistinguishable_from_the_most_robust_epoch() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         best = BestEpoch()

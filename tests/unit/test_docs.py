@@ -2,15 +2,17 @@
 
 import ast
 import re
+import sys
 import tomllib
 from pathlib import Path
-
-import pytest
 
 import deat
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+import render_diagrams  # noqa: E402
+
 WRITTEN = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted(page for page in DOCS.rglob("*.md") if not {"results", "tutorials"} & set(page.parts)),
@@ -62,25 +64,26 @@ def anchors_of(page: Path) -> set[str]:
     return slugs | set(re.findall(r'id="(.+?)"', text))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_file_and_anchor_that_a_page_links_to_exists(page):
+def test_every_file_and_anchor_that_a_page_links_to_exists():
     missing = []
-    for file, anchor in links_of(page):
-        target = page.parent / file if file else page
-        if not target.exists() or (anchor and anchor not in anchors_of(target)):
-            missing.append(f"{file}#{anchor}")
+    for page in PAGES:
+        for file, anchor in links_of(page):
+            target = page.parent / file if file else page
+            if not target.exists() or (anchor and anchor not in anchors_of(target)):
+                missing.append(f"{page_id(page)}: {file}#{anchor}")
     assert missing == []
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=page_id)
-def test_a_page_of_the_site_links_to_nothing_outside_the_site(page):
-    assert [file for file, _ in links_of(page) if file and DOCS not in (page.parent / file).resolve().parents] == []
+def test_a_page_of_the_site_links_to_nothing_outside_the_site():
+    links = [(page, file) for page in sorted(DOCS.rglob("*.md")) for file, _ in links_of(page) if file]
+    outside = [(page_id(page), file) for page, file in links if DOCS not in (page.parent / file).resolve().parents]
+    assert outside == []
 
 
-@pytest.mark.parametrize("page", [*WRITTEN, *(p for p in RESULTS if p.parent.name != "report")], ids=page_id)
-def test_lines_end_at_100_columns_but_for_tables_and_images(page):
-    lines = page.read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if len(line) > 100 and not line.startswith(("|", "!["))] == []
+def test_lines_end_at_100_columns_but_for_tables_and_images():
+    pages = [*WRITTEN, *(page for page in RESULTS if page.parent.name != "report")]
+    lines = [(page_id(page), line) for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    assert [(page, line) for page, line in lines if len(line) > 100 and not line.startswith(("|", "!["))] == []
 
 
 def test_every_page_is_in_the_navigation_or_linked_from_the_architecture():
@@ -89,15 +92,24 @@ def test_every_page_is_in_the_navigation_or_linked_from_the_architecture():
     assert [page for page in pages if page not in named] == []
 
 
-@pytest.mark.parametrize(
-    "page",
-    [DOCS / "architecture.md", ROOT / "CONTRIBUTING.md", *sorted((DOCS / "decisions").glob("*.md"))],
-    ids=page_id,
-)
-def test_every_python_file_that_a_page_on_the_code_names_exists(page):
+def test_every_python_file_that_a_page_on_the_code_names_exists():
     files = [file.as_posix() for folder in ("src", "tests", "bench", "docs") for file in (ROOT / folder).rglob("*.py")]
-    named = re.findall(r"[\w/]+\.py\b", page.read_text(encoding="utf-8"))
-    assert [name for name in named if name != "my_file.py" and not any(f.endswith(f"/{name}") for f in files)] == []
+    sources = [
+        DOCS / "architecture.md",
+        ROOT / "CONTRIBUTING.md",
+        *DOCS.glob("decisions/*.md"),
+        *DOCS.glob("diagrams/*"),
+    ]
+    named = {(page.name, name) for page in sources for name in re.findall(r"[\w/]+\.py\b", page.read_text("utf-8"))}
+    known = {name for _, name in named if any(file.endswith(f"/{name}") for file in files)}
+    assert sorted(pair for pair in named if pair[1] not in known | {"my_file.py"}) == []
+
+
+def test_the_diagrams_are_those_of_their_sources_and_the_site_loads_no_script_for_them():
+    assert len(sources := render_diagrams.list_sources()) == 3
+    assert [source.name for source in sources if not render_diagrams.is_current(source)] == []
+    assert "mermaid" not in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [page_id(page) for page in PAGES if "```mermaid" in page.read_text(encoding="utf-8")] == []
 
 
 def test_the_api_reference_has_every_public_name():

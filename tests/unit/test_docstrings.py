@@ -54,8 +54,10 @@ def methods_of(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def undocumented(function: Callable[..., Any]) -> list[str]:
-    """What a docstring lacks: arguments, a result, or that errors are raised. A summary may say the last two."""
+    """What a docstring lacks: arguments, a result, or errors. A summary may say the last two, or name another docstring."""
     doc = inspect.getdoc(function) or ""
+    if re.match(r".*; see `[\w.]+`\.", doc):
+        return []
     signature = inspect.signature(function)
     parameters = {name for name in signature.parameters if name not in ("self", "cls")}
     documented = set(re.findall(r"^    \*{0,2}(\w+)(?=[:,])", doc.partition("Args:")[2], re.MULTILINE))

@@ -246,7 +246,7 @@ def test_a_compiled_move_that_fails_on_its_way_back_leaves_no_part_of_a_gradient
         ({"method": "f+pgd-2", "compact": True, "deterministic": True}, "compact.*is eager$"),
     ],
 )
-def test_what_cannot_be_recorded_is_said_and_compiled(options, said, monkeypatch):
+def test_what_cannot_be_recorded_is_reported_and_compiled(options, said, monkeypatch):
     class Gpu:
         """Looks like a GPU to whoever asks, and is none."""
 

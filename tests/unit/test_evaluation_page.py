@@ -49,7 +49,7 @@ def test_every_row_says_how_far_it_is_from_the_reference(page: ModuleType) -> No
     assert found["plain"] == ("20.00", "")
 
 
-def test_the_fastest_row_is_said_with_its_options_and_what_went_before(page: ModuleType) -> None:
+def test_the_fastest_row_is_reported_with_its_options_and_what_went_before(page: ModuleType) -> None:
     shown = " ".join(made(page).split())
     assert "`default`, is `--precision auto --block 500 --engine auto`" in shown
     assert "PGD-20 took 5.0 s; within the row it took 0.5 s." in shown

@@ -22,7 +22,9 @@ def found(check_seconds: float, seconds: float = 2.0, images: int = 60) -> Evalu
     return Evaluation(results, [0] * images, ["a"], SETTINGS, [], check_seconds)
 
 
-def test_checks_that_took_more_than_the_attacks_are_said_with_both_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checks_that_took_more_than_the_attacks_are_reported_with_both_times(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_evaluation(found(36.0), Path("e.json"))
     said = capsys.readouterr().out
     assert "sanity checks took 36.0 s and the attacks 2.0 s: the checks use all 60 images" in said

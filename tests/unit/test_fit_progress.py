@@ -36,7 +36,7 @@ def test_every_epoch_is_a_line_on_standard_error_and_nothing_is_on_standard_outp
         assert re.search(r"  [\d.]+s of [\d.]+s$", line)
 
 
-def test_progress_off_is_silent_and_callbacks_of_ones_own_are_told_either_way(capsys):
+def test_progress_off_is_silent_and_callbacks_of_your_own_are_called_either_way(capsys):
     class Heard:
         epochs = 0
 
@@ -50,7 +50,7 @@ def test_progress_off_is_silent_and_callbacks_of_ones_own_are_told_either_way(ca
     assert Heard.epochs == 4
 
 
-def test_what_a_person_should_know_of_the_engine_is_said_first(capsys, monkeypatch):
+def test_what_a_person_should_know_of_the_engine_is_reported_first(capsys, monkeypatch):
     monkeypatch.setattr(
         engine_choice.EngineChoice, "fallback_note", property(lambda self: "not every move is recorded: it is eager")
     )
@@ -60,7 +60,7 @@ def test_what_a_person_should_know_of_the_engine_is_said_first(capsys, monkeypat
     assert capsys.readouterr().err == ""
 
 
-def test_a_trainer_of_ones_own_is_silent(capsys):
+def test_a_trainer_of_your_own_is_silent(capsys):
     deat.make_trainer(conv_net(), learnable(20), config=deat.TrainConfig(epochs=1, batch_size=10)).fit()
     assert capsys.readouterr() == ("", "")
 
@@ -108,7 +108,7 @@ def _interruptible():
 
 @pytest.mark.promise("P24")
 @pytest.mark.usefixtures("_interruptible")
-def test_interrupted_training_says_where_it_is_saved_and_how_it_goes_on(monkeypatch, tmp_path):
+def test_interrupted_training_says_where_it_is_saved_and_how_it_resumes(monkeypatch, tmp_path):
     folder = tmp_path / "kept"
     with monkeypatch.context() as patch, pytest.raises(Interrupted) as stopped:
         stop_after(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -121,7 +121,7 @@ def test_interrupted_training_says_where_it_is_saved_and_how_it_goes_on(monkeypa
 
 
 @pytest.mark.parametrize(("batches", "place"), [(3, "epoch 2, batch 2"), (4, "epoch 2, its validation")])
-def test_training_that_goes_on_or_is_finished_says_so_first(batches, place, monkeypatch, tmp_path, capsys):
+def test_training_that_resumes_or_is_finished_says_so_first(batches, place, monkeypatch, tmp_path, capsys):
     folder = tmp_path / "kept"
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         stop_after(patch, batches, lambda: signal.raise_signal(signal.SIGTERM))

@@ -217,7 +217,7 @@ class Twice(deat.Craft):
         return 2
 
 
-def test_a_play_with_two_last_updates_is_told_what_to_change():
+def test_a_play_with_two_last_updates_is_refused_with_what_to_change():
     method = deat.gplus(deat.Method("twice", Twice(), deat.schedules.Fixed(k=0)))
     with pytest.raises(UsageError, match=r"Twice made 2 such.*last=False"):
         method.play_batch(game_of(method, conv_net()), *images(), Budget(0, 0.0))

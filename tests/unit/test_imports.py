@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -107,9 +108,19 @@ def forbidden(path: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p) or "deat")
-def test_module_imports_only_from_rooms_before_its_own(path):
-    assert forbidden(path) == []
+def test_modules_import_only_from_packages_above_their_own():
+    assert {module_of(path): names for path in FILES if (names := forbidden(path))} == {}
+
+
+def test_a_file_name_and_a_class_name_have_one_meaning():
+    files = Counter(path.stem for path in FILES if path.stem != "__init__")
+    classes = Counter(
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in (files + classes).items() if count > 1] == []
 
 
 def test_every_module_has_its_place_in_the_line():

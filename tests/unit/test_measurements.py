@@ -82,7 +82,7 @@ def mean_step(buffers: Buffers, threat: deat.ThreatModel) -> Tensor:
     return buffers.delta.abs().flatten(1).mean(1) / threat.eps
 
 
-def test_a_measurement_of_one_s_own_is_in_the_history_and_the_method_s_record():
+def test_a_measurement_of_your_own_is_in_the_history_and_the_method_s_record():
     method = replace(deat.get_method("pgd-2"), measurements=(deat.Measurement("length", mean_step),))
     trainer = trainer_of(method, epochs=2)
     result = trainer.fit()
@@ -129,7 +129,7 @@ def test_measuring_reads_nothing_on_the_host_and_runs_as_moves_that_can_be_recor
     ]
 
 
-def test_a_step_in_a_loop_of_one_s_own_measures_too():
+def test_a_step_in_a_loop_of_your_own_measures_too():
     net = conv_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     step = deat.AdversarialStep(net, optimizer, epochs=2, method=measured_method(), threat=THREATS[0])

@@ -50,7 +50,7 @@ def test_a_loader_is_refused_with_the_fix() -> None:
         trainer_of(PGI, data=loader)
 
 
-def test_a_loop_of_ones_own_that_does_not_number_its_images_is_told_how() -> None:
+def test_a_loop_of_your_own_that_does_not_number_its_images_is_refused_with_how() -> None:
     game = deat.Game(
         net := conv_net(), deat.Objective(net, PGI.objective), EPS, PGI.attack, torch.optim.SGD(net.parameters(), 0.1)
     )

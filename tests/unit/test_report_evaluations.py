@@ -106,7 +106,7 @@ def test_a_second_result_of_an_attack_and_a_cascade_count_in_the_worst_case_alon
         ({"epoch": "last", "model": "b"}, "shown beside: the last epoch"),
     ],
 )
-def test_what_cannot_be_combined_is_left_out_and_said(other: dict[str, Any], use: str) -> None:
+def test_what_cannot_be_combined_is_left_out_and_reported(other: dict[str, Any], use: str) -> None:
     own = make({"natural": "1111", "pgd-20": "0111"})
     chosen = choose(own, make({"natural": "1111", "pgd-20": "0000"}, **other))
     assert chosen.main is own

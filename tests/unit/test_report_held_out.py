@@ -117,13 +117,13 @@ def test_runs_are_to_be_evaluated_by_the_attacks_and_on_the_images_of_those_that
     ]
 
 
-def test_a_network_of_ones_own_is_named_in_the_command_and_a_folder_s_spaces_are_quoted(tmp_path):
+def test_a_network_of_your_own_is_named_in_the_command_and_a_folder_s_spaces_are_quoted(tmp_path):
     make_run(tmp_path / "my run", kept=4, record={"request": {"model": "my_net.py:Net", "data": "digits"}})
     (told,) = list_evaluate_commands(reported(tmp_path).rows)
     assert told == f"deat evaluate '{tmp_path / 'my run'}' --model my_net.py:Net"
 
 
-def test_where_nothing_is_evaluated_no_table_of_dashes_is_shown_and_what_is_unfinished_is_said(tmp_path):
+def test_where_nothing_is_evaluated_no_table_of_dashes_is_shown_and_what_is_unfinished_is_reported(tmp_path):
     from deat.cli.report import _format_markdown
 
     make_run(tmp_path / "a", kept=4)

@@ -434,12 +434,12 @@ def test_the_report_says_which_tables_the_papers_numbers_are_from(tmp_path):
     assert "The paper's numbers are from its Table 3." in collect_table_notes(build_results_table(subject, None))
 
 
-def test_a_row_that_costs_more_is_said_to():
+def test_a_row_that_costs_more_is_reported():
     assert format_saving(-12.4) == "12 % more"
     assert format_saving(None) == "—"
 
 
-def test_runs_that_differ_in_their_seed_alone_make_one_row_and_others_are_told_apart(tmp_path):
+def test_runs_that_differ_in_their_seed_alone_make_one_row_and_others_are_distinguished(tmp_path):
     make_run(tmp_path / "a", seed=0, shares={"natural": 0.9})
     make_run(tmp_path / "b", seed=1, shares={"natural": 0.8})
     make_run(tmp_path / "c", seed=0, epochs=5, shares={"natural": 0.7})
@@ -447,7 +447,7 @@ def test_runs_that_differ_in_their_seed_alone_make_one_row_and_others_are_told_a
     assert [(row.name, len(row.runs)) for row in rows] == [("m+deat epochs=4", 2), ("m+deat epochs=5", 1)]
 
 
-def test_rows_are_told_apart_by_no_more_settings_than_that_needs(tmp_path):
+def test_rows_are_distinguished_by_no_more_settings_than_that_needs(tmp_path):
     def run(data, eps, batch_size=64):
         about = {"data": {"name": data, "train": 640, "held_out": 64, "classes": ["0", "1"]}}
         settings = {"epochs": 4, "seed": 0, "batch_size": batch_size, "val_attack": "pgd-20", "lr": batch_size / 1000}
@@ -481,13 +481,13 @@ def test_a_run_that_the_watch_stopped_is_whole_and_one_that_was_cut_off_is_not(t
     assert "epoch 3 of 4" in problem
 
 
-def test_rows_that_cannot_be_compared_are_said_to_be(tmp_path):
+def test_rows_that_cannot_be_compared_are_reported(tmp_path):
     make_run(tmp_path / "a", shares={"natural": 0.9})
     make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9}, images=100)
     assert "number of test images (100, 200)" in load_report_data(paths(tmp_path)).notes[0]
 
 
-def test_a_folder_named_twice_counts_once_and_a_seed_that_ran_twice_is_said_to(tmp_path):
+def test_a_folder_named_twice_counts_once_and_a_seed_that_ran_twice_is_reported(tmp_path):
     make_run(tmp_path / "a", shares={"natural": 0.9})
     (row,) = load_report_data([str(tmp_path / "a"), str(tmp_path / "a" / ".." / "a")]).rows
     assert len(row.runs) == 1
@@ -581,7 +581,7 @@ def test_the_headline_is_the_strongest_attack_that_most_rows_have(tmp_path):
     ],
     ids=["the same attacks", "fewer", "others"],
 )
-def test_the_headline_is_the_worst_of_all_where_all_rows_were_judged_by_the_same_attacks(tmp_path, shares, expected):
+def test_the_headline_is_the_worst_of_all_where_all_rows_were_evaluated_by_the_same_attacks(tmp_path, shares, expected):
     make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.4, "cw-20": 0.3})
     make_run(tmp_path / "b", "pgd-7", shares=shares)
     subject = load_report_data(paths(tmp_path))
@@ -617,7 +617,7 @@ def test_step_size_and_gamma_are_compared_within_a_method_only(tmp_path):
     assert "of one method" in build_alpha_gamma_figure(rows, None).missing
 
 
-def test_step_size_and_gamma_are_not_asked_for_where_no_run_varies_them(tmp_path):
+def test_step_size_and_gamma_are_not_requested_where_no_run_varies_them(tmp_path):
     schedule = {"method": {"name": "m+deat", "schedule": {"alpha": 1.25, "gamma": 1.01}}}
     make_run(tmp_path / "a", shares={"pgd-20": 0.5}, record=schedule)
     make_run(tmp_path / "b", "pgd-7", shares={"pgd-20": 0.5})
@@ -627,7 +627,7 @@ def test_step_size_and_gamma_are_not_asked_for_where_no_run_varies_them(tmp_path
     assert (figure.panels, figure.missing) == ([], "")
 
 
-def test_accuracies_on_a_sample_are_said_to_be_also_those_of_autoattack_alone(tmp_path):
+def test_accuracies_on_a_sample_are_reported_to_be_also_those_of_autoattack_alone(tmp_path):
     folder = make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.5})
     make_run(tmp_path / "b", shares={"natural": 0.9, "aa": 0.4}, images=50)
     found = json.loads((tmp_path / "b" / "evaluation.json").read_text())
@@ -647,7 +647,7 @@ def test_the_last_epoch_stands_beside_a_chosen_one(tmp_path):
     )
 
 
-def test_a_last_epoch_that_is_as_good_looks_other_than_one_that_was_not_judged(tmp_path):
+def test_a_last_epoch_that_is_as_good_looks_other_than_one_that_was_not_evaluated(tmp_path):
     both, best = (
         make_run(tmp_path / "a", shares={"natural": 0.9, "aa": 0.4}),
         make_run(tmp_path / "b", "pgd-7", **JUDGED),
@@ -667,7 +667,7 @@ def test_a_last_epoch_that_is_as_good_looks_other_than_one_that_was_not_judged(t
 
 
 @pytest.mark.parametrize("aside", [False, True])
-def test_the_worst_of_other_attacks_is_not_set_beside_and_what_it_covers_is_told(tmp_path, aside):
+def test_the_worst_of_other_attacks_is_not_set_beside_and_what_it_covers_is_reported(tmp_path, aside):
     main = {"natural": 0.9, "pgd-20": 0.5} | ({} if aside else {"aa": 0.4})
     folder = make_run(tmp_path / "a", shares=main)
     make_run(tmp_path / "b", shares={"natural": 0.8, "pgd-20": 0.5})
@@ -709,7 +709,7 @@ def test_the_figure_of_minutes_says_when_several_jobs_ran_at_once(tmp_path, jobs
     assert ("several jobs at once" in panels[1]) is bool(said)
 
 
-def test_what_training_showed_beside_a_run_is_told_but_makes_no_row(tmp_path):
+def test_what_training_showed_beside_a_run_is_reported_but_makes_no_row(tmp_path):
     folder = make_run(tmp_path / "a", shares={"natural": 0.9})
     scores = [
         ModelScore(name, {"natural": share}, 80, 20, 1.5) for name, share in (("m+deat", 0.9), ("<natural>", 0.95))
@@ -726,7 +726,7 @@ def test_what_training_showed_beside_a_run_is_told_but_makes_no_row(tmp_path):
     assert (render_scores_tables(rows), build_scores(rows)) == ("", [])
 
 
-def test_a_setting_in_which_rows_differ_is_told_once_and_with_its_unit():
+def test_a_setting_in_which_rows_differ_is_reported_once_and_with_its_unit():
     held = [
         {"request.method": name, "request.alpha": asked, "settings.lr": "0.05", "schedule": f"Fixed(alpha={alpha})"}
         | {"method.name": name, "method.schedule.alpha": alpha}
@@ -857,7 +857,7 @@ def test_epochs_and_steps_are_counted_in_whole_numbers_on_every_axis(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["color-scheme: light", "color-scheme: dark"])
-def test_rows_of_one_shape_have_colours_that_every_kind_of_eye_tells_apart(scheme):
+def test_rows_of_one_shape_have_colours_that_every_kind_of_eye_distinguishes(scheme):
     block = read_asset("page.css").split(scheme)[1].split("}")[0]
     hues = re.findall(r"--c\d: #([0-9a-f]{6});", block)
     assert len(hues) == len(ROW_COLORS)
@@ -870,7 +870,7 @@ def test_pictures_and_page_give_a_row_the_same_colour():
     assert tuple(re.findall(r"--c\d: (#[0-9a-f]{6});", light)) == ROW_COLORS
 
 
-def test_rows_that_were_judged_of_another_epoch_or_on_other_images_are_said_to(tmp_path):
+def test_rows_that_were_evaluated_of_another_epoch_or_on_other_images_are_reported(tmp_path):
     for name, about in (("a", {"epoch": "best", "data": "digits"}), ("b", {"epoch": "last", "data": "folder:x"})):
         file = make_run(tmp_path / name, name, shares={"natural": 0.9, "pgd-20": 0.5}) / "evaluation.json"
         held = json.loads(file.read_text())

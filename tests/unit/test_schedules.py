@@ -193,7 +193,7 @@ def test_m_plus_without_any_gradient_says_no_more_than_its_warnings():
         assert told(M_PLUS, [1.0, 0.0, 0.0]) is None
 
 
-def test_a_mark_of_accuracy_that_was_never_passed_is_told():
+def test_a_mark_of_accuracy_that_was_never_passed_is_reported():
     above = AccuracyAbove(percent=40, alpha=0.1)
     said = told(above, SPIKE, accuracy=0.4)
     assert said.startswith("k stayed at 0, so there was no adversary: it grows above 40 % training accuracy, and 40.0%")

@@ -206,7 +206,7 @@ class Leaves:
         return x + 1
 
 
-def test_attacks_of_ones_own_are_called_and_verified(net: nn.Module) -> None:
+def test_attacks_of_your_own_are_called_and_verified(net: nn.Module) -> None:
     x, y = batch()
     mine = deat.attack(deat.Attack("mine", steps=3, alpha=0.5), eps=0.1)
     assert deat.Linf(0.1).contains(x, mine(net, x, y)).all()

@@ -356,7 +356,7 @@ def angles():
     return x, torch.atan2(x[:, 1], x[:, 0])
 
 
-def test_a_task_of_ones_own_is_trained_and_evaluated():
+def test_a_task_of_your_own_is_trained_and_evaluated():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 1))
     threat = deat.Linf(0.05, box=(-1, 1))
@@ -377,7 +377,7 @@ def test_a_method_that_a_task_does_not_define_is_refused_before_any_work(method,
 
 
 @pytest.mark.parametrize(("method", "scores"), [("natural", "natural"), ("pgd-2", "under attack")])
-def test_the_best_epoch_of_a_regression_is_told_by_its_metric(method, scores):
+def test_the_best_epoch_of_a_regression_is_chosen_by_its_metric(method, scores):
     x = torch.rand(60, 3, generator=generator())
     options = {"task": "regression", "threat": "linf:0.05", "epochs": 2, "batch_size": 16, "progress": False}
     result = deat.fit(nn.Linear(3, 1), (x, x.sum(1)), method=method, val=0.3, **options)

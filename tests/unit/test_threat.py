@@ -483,7 +483,7 @@ class HalfBox(Linf):
         return super().sample_uniform(like, generator).abs()
 
 
-def test_a_threat_of_ones_own_draws_its_start_by_a_public_method():
+def test_a_threat_of_your_own_draws_its_start_by_a_public_method():
     x = images((3, 1, 4, 4))
     delta = HalfBox(0.1).initial_delta(x, "uniform", seeded(0))
     assert delta.min() >= 0

@@ -294,7 +294,7 @@ def test_chance_is_the_share_of_the_commonest_label_whatever_the_data_is(kind):
 
 
 @pytest.mark.parametrize(("name", "expected"), [("natural", 2), ("m+deat", 0), ("pgd-2", 0)])
-def test_training_without_an_adversary_is_chosen_by_natural_accuracy_also_when_it_goes_on(name, expected):
+def test_training_without_an_adversary_is_chosen_by_natural_accuracy_also_when_it_resumes(name, expected):
     trainer = trainer_of(name, conv_net(), epochs=2)
     trainer.best.update_if_better(stats_with(0, 0.3, 0.9), trainer.model)
     trainer.load_state_dict(trainer.state_dict())
@@ -530,7 +530,7 @@ def test_the_caller_s_random_state_and_threads_are_untouched():
 
 
 @pytest.mark.parametrize("asked", [None, 2])
-def test_a_run_s_network_is_judged_with_the_threads_that_it_is_trained_with(asked):
+def test_a_run_s_network_is_evaluated_with_the_threads_that_it_is_trained_with(asked):
     run, threads = resolve_request(Request(), device="cpu", threads=asked), torch.get_num_threads()
     with run.limit_threads(run.model()):
         assert torch.get_num_threads() == run.trainer().threads == (asked or 1)
@@ -818,7 +818,7 @@ def test_numbers_of_other_libraries_are_settings_and_kept_as_python_s_own():
     assert json.dumps(asdict(settings)) == json.dumps(asdict(deat.TrainConfig(**own, seed=3, workers=0)))
 
 
-def test_training_by_numbers_of_other_libraries_can_be_kept_and_gone_on_with(tmp_path):
+def test_training_by_numbers_of_other_libraries_can_be_kept_and_resumed_with(tmp_path):
     for whole, lr in ((np.int64, np.float32), (int, float)):
         kept = {"epochs": whole(1), "checkpoints": tmp_path, "progress": False}
         method = configure_method(

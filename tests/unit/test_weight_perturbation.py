@@ -135,7 +135,7 @@ class Sums(deat.Craft):
         game.end_batch(buffers)
 
 
-def test_a_play_of_ones_own_that_sums_gradients_is_refused():
+def test_a_play_of_your_own_that_sums_gradients_is_refused():
     method = deat.awp(deat.Method("sums", Sums(), deat.schedules.Fixed(k=0)))
     with pytest.raises(UsageError, match="sums the gradients"):
         method.play(game_of(method, conv_net()), *images(), Budget(0, 0.0))

@@ -214,7 +214,7 @@ def test_normalisation_in_a_note_is_required_and_restored_too(file):
 
 
 @pytest.mark.promise("P79")
-def test_network_whose_own_part_is_called_net_is_told_of_the_normalisation_too(file):
+def test_network_whose_own_part_is_called_net_gets_the_advice_on_normalisation_too(file):
     model, other = add_normalization(small(), MEAN, STD), nn.ModuleDict({"net": small()})
     save_weights(model, file)
     with pytest.raises(CheckpointError, match="add_normalization"):
@@ -224,7 +224,7 @@ def test_network_whose_own_part_is_called_net_is_told_of_the_normalisation_too(f
     assert wrapped.normalize.mean.item() == pytest.approx(0.4)
 
 
-def test_a_wrapper_of_one_s_own_with_the_same_names_is_loaded_as_it_is(file):
+def test_a_wrapper_of_your_own_with_the_same_names_is_loaded_as_it_is(file):
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
@@ -433,7 +433,7 @@ def test_state_that_is_not_a_tensor_is_refused(file):
         save_weights(Extra(1, 1), file)
 
 
-def test_lazy_layers_are_told_to_run_first(file):
+def test_lazy_layers_are_refused_with_what_to_run_first(file):
     with pytest.raises(CheckpointError, match="lazy layers"):
         save_weights(nn.LazyLinear(3), file)
 
@@ -502,7 +502,7 @@ def test_of_several_weights_in_a_file_the_taken_ones_are_named(taken, other, pre
 
 
 @pytest.mark.parametrize("note", ["{", "[]", "[" * 100_000], ids=["not JSON", "a list", "deep"])
-def test_note_of_somebody_else_s_is_passed_over(note, tmp_path):
+def test_note_of_another_user_s_is_passed_over(note, tmp_path):
     (tmp_path / "w.safetensors").write_bytes(encode_tensors({"a": torch.zeros(1)}, note))
     assert read_weights(tmp_path / "w.safetensors").normalization == {}
 
@@ -619,7 +619,7 @@ def test_no_damaged_file_of_torch_s_is_read_as_other_weights(tmp_path):
 
 @pytest.mark.promise("P80")
 @pytest.mark.parametrize("old", [True, False], ids=["before torch 1.6", "written without checksums"])
-def test_file_without_checksums_is_said_to_be_one(old, tmp_path):
+def test_file_without_checksums_is_reported_to_be_one(old, tmp_path):
     own = small().state_dict()
     torch.serialization.set_crc32_options(False)
     try:

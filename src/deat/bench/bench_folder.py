@@ -1,7 +1,7 @@
 """The folder of a bench: bench.json, which process runs which cell, and how each ended.
 
-A cell is a row and a seed. Whoever works on it holds its claim, a lock that dies with its process; so several
-processes and several benches can share a folder, and a cell whose process was killed is free again.
+A cell is a row and a seed. The process that works on it holds its claim, a lock that is released when the process ends.
+So several processes and several benches can share a folder, and a cell whose process was killed is free again.
 """
 
 import json
@@ -130,7 +130,7 @@ class Grid:
 
     @property
     def exists(self) -> bool:
-        """Whether a bench was begun here."""
+        """Whether there is a bench in this folder."""
         return (self.root / BENCH_FILE).is_file()
 
     def open(self, recipe: Recipe, cells: Sequence[GridCell], settings: dict[str, Any]) -> None:
@@ -197,11 +197,11 @@ class Grid:
 
     def _begin(self, runs: dict[str, BenchRunEntry], cell: GridCell) -> None:
         """Mark a claimed cell as running, and all that run now as crowded if it is not alone."""
-        mine = runs[cell.folder]
-        _set_status(mine, "running")
-        mine["attempts"] += 1
-        others = [r for r in runs.values() if r is not mine and r["status"] == "running" and not self._is_free(r)]
-        for run in (mine, *others):  # a run that is resumed alone still has its crowded epochs
+        entry = runs[cell.folder]
+        _set_status(entry, "running")
+        entry["attempts"] += 1
+        others = [r for r in runs.values() if r is not entry and r["status"] == "running" and not self._is_free(r)]
+        for run in (entry, *others):  # a run that is resumed alone still has its crowded epochs
             run["concurrent_jobs"] = max(run["concurrent_jobs"], 1 + len(others))
 
     def _finished_folders(self, bench: BenchRecord, row: RecipeRow) -> list[Path]:

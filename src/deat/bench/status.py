@@ -72,10 +72,10 @@ class BenchProgress:
             trained = (path / HISTORY_FILE).read_bytes().count(b"\n") / int(record["settings"]["epochs"])
             images = TEST_FRACTION * record["data"]["train"]
             rounds = cell.row.evaluation.rounds(cell.seed)
-            judged = [
+            evaluation_costs = [
                 _round_work_done(cell, plan, path / EVALUATION_FILES[name], images) for name, plan in rounds.items()
             ]
-            return float(cell.row.training_cost * trained + sum(judged))
+            return float(cell.row.training_cost * trained + sum(evaluation_costs))
         return 0.0
 
 

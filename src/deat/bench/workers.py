@@ -163,7 +163,7 @@ THREAD_ENV_VARS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 MAX_IDLE_DEATHS = 4
-"""How many processes may die in a row of which none has begun a run."""
+"""How many processes may die in a row without starting a run."""
 
 
 def run_sequentially(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> None:

@@ -155,7 +155,7 @@ def run_attack(args: AttackCommand) -> int:
     if args.eps is not None and args.norm is None and len(run.threat.balls) > 1:
         raise UsageError(f"--eps needs a --norm of its own: the run's threat model is {format_threat(run.threat)}.")
     threat = None if args.eps is None else f"{args.norm or run.threat.name}:{args.eps!r}"
-    found = attack_images(
+    attacked = attack_images(
         run,
         args.images,
         args.out,
@@ -169,9 +169,9 @@ def run_attack(args: AttackCommand) -> int:
         progress=lambda done, total: print_stderr(f"attacked {done:,} of {total:,} images"),
     )
     if args.json:
-        print(json.dumps(found.as_json(), indent=2))
+        print(json.dumps(attacked.as_json(), indent=2))
     else:
-        _print_attacked(found, run)
+        _print_attacked(attacked, run)
     return 0
 
 

@@ -116,7 +116,7 @@ LoadedRun = tuple[torch.nn.Module, Any, ThreatModel]
 
 
 def load_evaluated_run(run: RunResults, options: LoadOptions) -> LoadedRun:
-    """The network that a run's evaluation judged, of whichever epoch, its test images and its threat model."""
+    """The network that a run's evaluation is of, whatever its epoch, its test images and its threat model."""
     files = _weight_files(run)
     epoch: EpochChoice = next((which for which in WEIGHT_FOLDERS if files and files[0].parent.name == which), "best")
     model = _match_user_model(read_record(run.path).model, options.models)
@@ -160,8 +160,8 @@ def _describe_seeds(lines: Sequence[PlotLine]) -> str:
     for line in lines:
         held.setdefault(line.seed, []).append(line.row)
     (usual, _), *others = sorted(held.items(), key=lambda item: -len(item[1]))
-    told = [f"but seed {seed} of {', '.join(names)}" for seed, names in others]
-    return ", ".join([f"seed {usual} alone", *told])
+    exceptions = [f"but seed {seed} of {', '.join(names)}" for seed, names in others]
+    return ", ".join([f"seed {usual} alone", *exceptions])
 
 
 def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
@@ -195,8 +195,8 @@ def _weight_files(run: RunResults) -> list[Path]:
 
 def _is_evaluated_model(run: RunResults, model: torch.nn.Module) -> bool:
     """Whether a run's results are of these weights; True if the evaluation does not record its weights."""
-    judged = run.evaluation.settings.get("model") if run.evaluation else None
-    return judged is None or judged == fingerprint_model(model)
+    evaluated_model = run.evaluation.settings.get("model") if run.evaluation else None
+    return evaluated_model is None or evaluated_model == fingerprint_model(model)
 
 
 def _make_sweep_line(name: str, seed: int, loaded: LoadedRun, num_images: int) -> PlotLine:
@@ -211,8 +211,8 @@ def _make_sweep_line(name: str, seed: int, loaded: LoadedRun, num_images: int) -
     ]
     for eps in radii:
         how, radius = (REPORT_ATTACK, replace(threat, eps=eps)) if eps else ("natural", threat)
-        found = evaluate(model, part, threat=radius, attacks=[how], n=num_images, sanity=False, progress=False)
-        shares.append(found.accuracy[how])
+        evaluation = evaluate(model, part, threat=radius, attacks=[how], n=num_images, sanity=False, progress=False)
+        shares.append(evaluation.accuracy[how])
     return PlotLine(name, seed, radii, shares)
 
 
@@ -220,15 +220,15 @@ def _select_images(
     run: RunResults, model: torch.nn.Module, part: Any, count: int, threat: ThreatModel
 ) -> tuple[list[int], torch.Tensor, torch.Tensor]:
     """The numbers of the test images to attack, the images and their labels."""
-    judged = run.evaluation
-    if judged is not None and "natural" in judged.verdicts:
-        found = judged.verdicts.get(REPORT_ATTACK, judged.verdicts["worst"])
+    evaluation = run.evaluation
+    if evaluation is not None and "natural" in evaluation.verdicts:
+        verdicts = evaluation.verdicts.get(REPORT_ATTACK, evaluation.verdicts["worst"])
         numbers = select_candidates(
-            judged.verdicts["natural"][:GALLERY_POOL_IMAGES], found[:GALLERY_POOL_IMAGES], count
+            evaluation.verdicts["natural"][:GALLERY_POOL_IMAGES], verdicts[:GALLERY_POOL_IMAGES], count
         )
         x, y = _load_images(model, part, numbers, threat)
-        known = [judged.labels[n] for n in numbers] if judged.labels else None
-        if known is None or y.tolist() == known:  # else it was judged on other images than these
+        known = [evaluation.labels[n] for n in numbers] if evaluation.labels else None
+        if known is None or y.tolist() == known:  # else these are not the images of the evaluation
             return numbers[: len(y)], x, y
     x, y = _load_images(model, part, range(3 * count), threat)
     return list(range(len(y))), x, y
@@ -382,7 +382,7 @@ def _load_options(args: ReportCommand) -> LoadOptions:
 
 
 def _choose_folder(args: ReportCommand) -> Path:
-    """Where the report goes: --out, or report/ in the only folder named, or beside several."""
+    """The report's folder: --out, or report/ in the only folder named, or beside several."""
     first = expand_path(args.runs[0])
     beside = (first if len(set(map(Path, args.runs))) == 1 else first.parent) / "report"
     out = expand_path(args.out) if args.out else beside
@@ -434,9 +434,9 @@ def _format_markdown(story: Report) -> str:
 
 def _format_unevaluated(results_sheet: ResultsTable) -> str:
     """Return the text in place of a table without numbers."""
-    told = [f"{row.name}, {text}" for row in results_sheet.rows for text in list_run_problems(row, UNEVALUATED)]
+    problems = [f"{row.name}, {text}" for row in results_sheet.rows for text in list_run_problems(row, UNEVALUATED)]
     return "\n".join(
-        f"{escape_markdown(text)}\n" for text in ("No run is evaluated yet.", *told, *results_sheet.data.notes)
+        f"{escape_markdown(text)}\n" for text in ("No run is evaluated yet.", *problems, *results_sheet.data.notes)
     )
 
 
@@ -478,12 +478,12 @@ def _print_report(story: Report, out: Path, args: ReportCommand) -> None:
 def _print_held_out(rows: Sequence[ReportRow]) -> None:
     """What is known of runs that have no test figures, and what gives them some."""
     console = PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
-    if found := collect_held_out_results(rows):
+    if held_out := collect_held_out_results(rows):
         shown = Table(title=f"{HELD_OUT_TITLE.lower()}, in percent", title_justify="left", box=None, pad_edge=False)
-        for n, head in enumerate(get_held_out_header(found)):
+        for n, head in enumerate(get_held_out_header(held_out)):
             shown.add_column(make_printable(head), justify="right" if n else "left")
-        for one in found:
-            shown.add_row(*map(make_printable, (one.row, *format_held_out_cells(one, found))))
+        for one in held_out:
+            shown.add_row(*map(make_printable, (one.row, *format_held_out_cells(one, held_out))))
         console.print(shown)
     if judging := list_evaluate_commands(rows):
         console.print("\n".join([EVALUATE_COMMANDS_INTRO, *(f"  {make_printable(text)}" for text in judging)]))
@@ -505,7 +505,7 @@ def report_to_json(story: Report) -> dict[str, Any]:
 
 def _row_to_json(results_sheet: ResultsTable, row: ReportRow) -> dict[str, Any]:
     spent = summarize_cost(row)
-    cells = {attack: found for attack in results_sheet.attacks if (found := summarize_accuracy(row, attack))}
+    cells = {attack: cell for attack in results_sheet.attacks if (cell := summarize_accuracy(row, attack))}
     versus = {
         a: pair.as_json() for a in results_sheet.attacks if (pair := results_sheet.comparisons.get(a, {}).get(row.name))
     }
@@ -514,7 +514,7 @@ def _row_to_json(results_sheet: ResultsTable, row: ReportRow) -> dict[str, Any]:
         "method": row.method,
         "model": row.model,
         "seeds": [run.seed for run in row.finished_runs],
-        "accuracy": {attack: found.as_json() for attack, found in cells.items()},
+        "accuracy": {attack: cell.as_json() for attack, cell in cells.items()},
         "cost": spent.as_json() if spent else None,
         "versus": versus,
         "held_out": next((one.as_json() for one in collect_held_out_results([row])), None),

@@ -143,7 +143,7 @@ class ClaimCommand:
     suffix: OptionalStr = None
     """An ending of the file's name, for several models of one paper."""
     out: str = "."
-    """The folder of RobustBench's repository, in which the file goes to model_info/."""
+    """The folder of RobustBench's repository, in whose model_info/ the file is written."""
 
     def run(self) -> int:
         """Write the claim."""

@@ -291,8 +291,8 @@ class TrainSession:
         self.trainer.callbacks += [*display.following(self.trainer), *filter(None, [self.run_log])]
         before, watched = len(folder.timings), watch.seconds if watch else 0.0
         result = self.trainer.fit()
-        mine = folder.timings[before:]
-        seconds = {"training": sum(t.train_seconds for t in mine), "validation": sum(t.val_seconds for t in mine)}
+        timings = folder.timings[before:]
+        seconds = {"training": sum(t.train_seconds for t in timings), "validation": sum(t.val_seconds for t in timings)}
         self.phase_timer.add_phase("saving", **seconds, **({"watch": watch.seconds - watched} if watch else {}))
         self.scorer.score_epochs(result, self.trainer.game.cost.backprops)
         self._time_scores()
@@ -374,7 +374,7 @@ class TrainSession:
 
     @contextmanager
     def _logging(self) -> Iterator[RunLog | None]:
-        """What writes into the loggers of --log; a resumed run without the flag has those that it was begun with."""
+        """What writes into the loggers of --log; a resumed run without the flag has those that it was started with."""
         folder = self.out / LOGS_FOLDER
         loggers, every, checkpoints = self.loggers, self.options.log_every, self.options.log_checkpoints
         if self.options.log is None and self.training.resumed:
@@ -507,11 +507,11 @@ class TrainCommand:
     max_steps: OptionalInt = None
     """M+: the largest k."""
     beta: OptionalFloat = None
-    """TRADES and MART: the weight of the robust term (6)."""
+    """TRADES and MART: the weight of the robust term (6). FGSM-PGI: that of the change of the outputs (10)."""
     tau: OptionalInt = None
     """FAT and F+: steps granted after an example is misclassified (3)."""
     g_weight: OptionalFloat = None
-    """G+: the weight of the penalty on the gradient by the input (0.1)."""
+    """G+: the weight of the penalty on the gradient by the input (0.1). GradAlign: that of its penalty (0.2)."""
     g_step: OptionalFloat = None
     """G+: the step of its finite difference, in units of eps (0.25; curvature 1)."""
     g_form: PenaltyChoice = None
@@ -536,7 +536,7 @@ class TrainCommand:
     watch: WatchChoice = None
     """On catastrophic overfitting: warn (default where images are held out), stop, roll back and step less, or none."""
     normalize: Literal["auto", "data", "none"] = "auto"
-    """What goes before the network: the data's mean and deviation (a folder's own are measured); auto takes a network
+    """The normalisation before the network: the data's mean and deviation (a folder's own are measured); auto takes a network
     of your own as it is."""
     augment: Literal["auto", "none"] = "auto"
     """Random crops and flips, where the data set has them; none trains on the images as they are."""

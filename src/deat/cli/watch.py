@@ -169,12 +169,12 @@ class _Handler(BaseHTTPRequestHandler):
                 HTTPStatus.FORBIDDEN, "text/plain", "Open the address that deat watch printed.\n", {}, with_body
             )
         try:
-            found = self.site.answer(urlsplit(self.path).path)
+            answer = self.site.answer(urlsplit(self.path).path)
         except (DeatError, OSError, ValueError) as error:
             return self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{error}\n", {}, with_body)
-        if found is None:
+        if answer is None:
             return self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is no such page.\n", {}, with_body)
-        kind, text, headers = found
+        kind, text, headers = answer
         self._send(HTTPStatus.OK, kind, text, headers, with_body)
 
     def _is_asked_by_this_machine(self) -> bool:

@@ -112,9 +112,9 @@ def _find_column(features: Any, kind: str, argument: str) -> str:
     columns: list[str] = [name for name, feature in features.items() if type(feature).__name__ == kind]
     if len(columns) == 1:
         return columns[0]
-    found = f"several: {', '.join(columns)}" if columns else f"none; its columns are {', '.join(features)}"
+    candidates = f"several: {', '.join(columns)}" if columns else f"none; its columns are {', '.join(features)}"
     raise UsageError(
-        f"the data set should have one column of the feature {kind}, and has {found}. Name the column: "
+        f"the data set should have one column of the feature {kind}, and has {candidates}. Name the column: "
         f"deat.load_data(dataset, {argument}=NAME)."
     )
 

@@ -131,15 +131,15 @@ def check_takes_images(shape: Sequence[int], files: Sequence[ImageFile]) -> None
 
 def _expand(path: Path) -> Iterator[ImageFile]:
     if path.is_dir():
-        found = [
+        paths = [
             Path(folder, name)
             for folder, _, names in os.walk(path)
             for name in names
             if name.lower().endswith(_SUFFIXES) and not name.startswith(".")
         ]
-        if not found:
+        if not paths:
             raise DataError(f"the folder {str(path)!r} has no images: no file that ends in {', '.join(_SUFFIXES)}.")
-        for file in sorted(found):
+        for file in sorted(paths):
             yield from _expand(file)
     elif not path.exists():
         raise DataError(f"there is no {str(path)!r}: name image files, {ARRAY_SUFFIX} files or folders.")

@@ -77,10 +77,10 @@ def read_shards(path: Path, size: int | None = None) -> Mapping[str, AnyImageSet
         parts.setdefault(_split_of(shard), []).append(_index_shard(shard))
     if "train" not in parts:
         raise DataError(f"{str(path)!r} has no training shards, only {', '.join(parts)}. Add shards named train-*.tar.")
-    files = JoinedFiles(tuple(part for found in parts.values() for part, _ in found))
+    files = JoinedFiles(tuple(part for entries in parts.values() for part, _ in entries))
     splits, start = {}, 0
-    for name, found in parts.items():
-        labels = [label for _, numbers in found for label in numbers]
+    for name, entries in parts.items():
+        labels = [label for _, numbers in entries for label in numbers]
         splits[name] = torch.arange(start, start + len(labels)), torch.tensor(labels, dtype=torch.int64)
         start += len(labels)
     classes = _read_class_names(shards[0].parent, max(int(labels.max()) for _, labels in splits.values()) + 1)

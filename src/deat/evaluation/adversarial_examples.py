@@ -66,8 +66,8 @@ class AdversarialExamples:
         if rows is None:
             blocks[block] = images.cpu().clone(), outputs.cpu().clone()
             return
-        for kept, new in zip(blocks[block], (images, outputs), strict=True):
-            kept[rows.cpu()] = new.cpu().to(kept.dtype)
+        for stored, new in zip(blocks[block], (images, outputs), strict=True):
+            stored[rows.cpu()] = new.cpu().to(stored.dtype)
 
     def has(self, attack: str, block: int) -> bool:
         """Return whether a block of an attack was kept.

@@ -460,11 +460,11 @@ def _check_accuracies(evaluation: Evaluation, data: dict[str, Any]) -> None:
     counted = {name: sum(hits) / max(1, len(hits)) for name, hits in evaluation.verdicts.items()}
     stored = data.get("metrics") and {name: values[evaluation.metric] for name, values in data["metrics"].items()}
     for name, share in data.get("accuracy", {}).items():
-        found = (stored or counted).get(name)
-        if found is None or not math.isclose(float(share), found, rel_tol=0, abs_tol=1e-9):
-            is_nan = found is not None and math.isnan(float(share)) and math.isnan(found)
+        expected = (stored or counted).get(name)
+        if expected is None or not math.isclose(float(share), expected, rel_tol=0, abs_tol=1e-9):
+            is_nan = expected is not None and math.isnan(float(share)) and math.isnan(expected)
             if not is_nan:
-                raise ValueError(f"its accuracy under {name} is {share!r}, and its verdicts say {found!r}")
+                raise ValueError(f"its accuracy under {name} is {share!r}, and its verdicts say {expected!r}")
 
 
 def _parse_evaluation(data: Any) -> Evaluation:

@@ -1,4 +1,4 @@
-"""The evaluation against a union: one in every ball, and for each image whether it stands in all of them."""
+"""The evaluation against a union: one in every ball, and whether each image is correct in all of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace

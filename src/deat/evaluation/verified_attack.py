@@ -175,7 +175,11 @@ class Answers(NamedTuple):
         index, others = index[is_worse], Answers(*(part[is_worse] for part in others if part is not None))
         pairs = zip(self, others, strict=True)
         return Answers(
-            *(mine.index_put((index,), theirs) for mine, theirs in pairs if mine is not None and theirs is not None)
+            *(
+                own_values.index_put((index,), theirs)
+                for own_values, theirs in pairs
+                if own_values is not None and theirs is not None
+            )
         )
 
 

@@ -214,10 +214,10 @@ _PREFIX = "|".join(map(re.escape, PREFIXES))
 
 def _build_registered(name: str, rules: RuleSet, entries: list[RegisteredMethod]) -> Method | None:
     """The method that one of these patterns builds for a name, or None."""
-    found = _find_entry(name, entries)
-    if found is None:
+    match = _find_entry(name, entries)
+    if match is None:
         return None
-    entry, parameters = found
+    entry, parameters = match
     method = _call_builder(entry.build, rules, parameters)
     if not isinstance(method, Method):
         raise UsageError(f"{entry.pattern} returned a {type(method).__name__}, and not a deat.Method.")

@@ -83,9 +83,9 @@ def export_weights(weights: SavedWeights, path: Path) -> ExportedFile:
     name, encode, read = WEIGHTS_FORMATS[path.suffix.lower()]
     with _written_file(path) as temporary:
         write_atomic(temporary, encode(weights.tensors, format_normalization_note(weights.normalization)))
-        found = read(temporary)
-        if found.keys() != weights.tensors.keys() or any(
-            not torch.equal(found[key], tensor.cpu()) for key, tensor in weights.tensors.items()
+        result = read(temporary)
+        if result.keys() != weights.tensors.keys() or any(
+            not torch.equal(result[key], tensor.cpu()) for key, tensor in weights.tensors.items()
         ):
             raise CheckpointError(f"the weights in {str(path)!r} are not those that were written. It was removed.")
     return ExportedFile(path, name, 0.0, _describe_weights_normalization(weights.normalization))
@@ -205,9 +205,9 @@ def _quiet() -> Iterator[None]:
 
 def _check_example(example: Any) -> Tensor:
     if not isinstance(example, Tensor) or example.dim() != 4 or not len(example):
-        found = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else f"a {type(example).__name__}"
+        actual = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else f"a {type(example).__name__}"
         raise UsageError(
-            f"example must be a batch of images, a tensor of shape (N, C, H, W), not {found}: such as "
+            f"example must be a batch of images, a tensor of shape (N, C, H, W), not {actual}: such as "
             "torch.rand(1, 3, 32, 32)."
         )
     if example.dtype == torch.uint8 or not example.is_floating_point():

@@ -132,8 +132,8 @@ def _from_transformers(name: str, download: bool) -> Pretrained:
 
 def _find_in_hub_cache(repository: str, names: tuple[str, ...]) -> str | None:
     hub = import_package("huggingface_hub")
-    found = (hub.try_to_load_from_cache(repository, name) for name in names)
-    return next((path for path in found if isinstance(path, str)), None)
+    cached_files = (hub.try_to_load_from_cache(repository, name) for name in names)
+    return next((path for path in cached_files if isinstance(path, str)), None)
 
 
 def _load(spec: str, function: Callable[..., Any], *args: Any, **options: Any) -> nn.Module:

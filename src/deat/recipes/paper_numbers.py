@@ -61,7 +61,7 @@ class PaperClaim:
         text: The sentence.
         percent: By how many percent less time the faster row takes; below 0, more time.
         table_label: Label of the table with the times.
-        faster_row: Name of the row that is said to be faster.
+        faster_row: Name of the row that the paper calls faster.
         slower_row: Name of the row that it is compared with.
     """
 

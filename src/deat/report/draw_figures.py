@@ -475,11 +475,11 @@ def _format_axes(ax: Any, panel: Panel) -> None:
 def _thin_out(labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """The labels for which there is room on an axis."""
     least_gap = (labels[-1][0] - labels[0][0]) / MAX_LABELLED_TICKS
-    kept = [labels[0]]
+    spaced = [labels[0]]
     for label in labels[1:]:
-        if label[0] - kept[-1][0] >= least_gap:
-            kept.append(label)
-    return kept
+        if label[0] - spaced[-1][0] >= least_gap:
+            spaced.append(label)
+    return spaced
 
 
 def _use_log_x_axis(ax: Any) -> None:

@@ -93,8 +93,8 @@ def choose_evaluations(stored: Sequence[StoredEvaluation], record: dict[str, Any
             uses[one.file] = f"shown beside: {difference}" if is_beside else f"not used: {difference}"
     for one in parts:
         uses[one.file] = "shown" if len(parts) == 1 else "combined"
-    told = tuple(replace(one, use=uses.get(one.file) or _describe_extra(one.file)) for one in stored)
-    return ChosenEvaluations(combine_evaluations(parts), extra, told)
+    described = tuple(replace(one, use=uses.get(one.file) or _describe_extra(one.file)) for one in stored)
+    return ChosenEvaluations(combine_evaluations(parts), extra, described)
 
 
 def combine_evaluations(parts: Sequence[StoredEvaluation]) -> Evaluation:
@@ -186,8 +186,8 @@ def _rank(evaluation: Evaluation, candidates: Sequence[StoredEvaluation], record
 def _find_difference(evaluation: Evaluation, main: Evaluation) -> str:
     """Why an evaluation cannot be combined with the main one; empty if it can."""
     if _weights(evaluation) != _weights(main):
-        mine, epoch = _about(evaluation, "epoch"), _about(main, "epoch")
-        return f"the {mine} epoch" if mine and mine != epoch else "other weights"
+        other_epoch, epoch = _about(evaluation, "epoch"), _about(main, "epoch")
+        return f"the {other_epoch} epoch" if other_epoch and other_epoch != epoch else "other weights"
     if evaluation.settings.get("threat") != main.settings.get("threat"):
         return "another radius or norm"
     if any(_about(evaluation, key) != _about(main, key) for key in ("data", "size", "normalize")):
@@ -217,8 +217,10 @@ def _name_repeat(name: str, settings: dict[str, Any], settings_before: dict[str,
     described, before = settings.get("attacks", {}).get(name, {}), settings_before["attack"]
     pairs = [(key, described[key], before.get(key)) for key in described]
     pairs += [(key, settings.get(key), settings_before.get(key)) for key in ("seed", "block", "precision")]
-    told = [f"{key} {value}" for key, value, other in pairs if value != other and not isinstance(value, dict | list)]
-    return f"{name} with {', '.join(told)}" if told else name
+    differences = [
+        f"{key} {value}" for key, value, other in pairs if value != other and not isinstance(value, dict | list)
+    ]
+    return f"{name} with {', '.join(differences)}" if differences else name
 
 
 def _make_unique(name: str, taken: dict[str, Any]) -> str:

@@ -75,8 +75,8 @@ def group_by_training(runs: Iterable[RunResults]) -> list[list[RunResults]]:
 
 def has_same_training(run: RunResults, other: RunResults) -> bool:
     """Whether two runs were trained in the same way, as far as both records say."""
-    mine, theirs = _collect_training_components(run), _collect_training_components(other)
-    return all(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
+    components, other_components = _collect_training_components(run), _collect_training_components(other)
+    return all(components[name] == other_components[name] for name in components.keys() & other_components.keys())
 
 
 def get_row_identity(run: RunResults) -> dict[str, Any]:

@@ -507,8 +507,8 @@ def _describe_table(results: ResultsTable) -> str:
 
 
 def _describe_emphasis(results: ResultsTable) -> Iterator[str]:
-    found = [find_best_rows(results.rows, attack) for attack in results.attacks]
-    if not any(best for best, _ in found):
+    best_rows = [find_best_rows(results.rows, attack) for attack in results.attacks]
+    if not any(best for best, _ in best_rows):
         if len([row for row in results.rows if row.finished_runs]) > 1:
             yield "No value is bold, since the rows cannot be compared."
         return
@@ -517,7 +517,7 @@ def _describe_emphasis(results: ResultsTable) -> Iterator[str]:
         "Bold: the highest accuracy of a column, and the fewest backprops"
         f"{', of rows without a sanity flag' if flagged else ''}."
     )
-    if any(ties for _, ties in found):
+    if any(ties for _, ties in best_rows):
         yield (f"Underlined: statistically indistinguishable from the highest ({TEST_NAME}, p ≥ {SIGNIFICANCE_LEVEL}).")
 
 

@@ -101,9 +101,9 @@ def make_robustbench_claim(folder: Path, publication: Publication) -> RobustBenc
         UsageError: If it is not said whether a run that began with given weights used additional data.
     """
     record = read_record(folder)
-    found = load_evaluations(folder)
-    reasons = {name: _why_not(evaluation) for name, evaluation in found.items()}
-    usable = [evaluation for name, evaluation in found.items() if reasons[name] is None]
+    evaluations = load_evaluations(folder)
+    reasons = {name: _why_not(evaluation) for name, evaluation in evaluations.items()}
+    usable = [evaluation for name, evaluation in evaluations.items() if reasons[name] is None]
     if not usable:
         listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "it has none"
         raise DataError(

@@ -210,13 +210,18 @@ def _count_discordant(run: RunResults, other: RunResults, attack: str) -> tuple[
         How many only `run` and only `other` classifies correctly, how many images both were evaluated on, and how many
         more one of them was; None if they were not evaluated in the same way on the same images.
     """
-    mine, theirs = _get_verdicts(run, attack), _get_verdicts(other, attack)
-    if mine is None or theirs is None or mine[2] != theirs[2] or not has_same_test_images(run, other):
+    verdicts, other_verdicts = _get_verdicts(run, attack), _get_verdicts(other, attack)
+    if (
+        verdicts is None
+        or other_verdicts is None
+        or verdicts[2] != other_verdicts[2]
+        or not has_same_test_images(run, other)
+    ):
         return None
-    images, most = sorted((len(mine[0]), len(theirs[0])))
-    if mine[1][:images] != theirs[1][:images]:
+    images, most = sorted((len(verdicts[0]), len(other_verdicts[0])))
+    if verdicts[1][:images] != other_verdicts[1][:images]:
         return None
-    pairs = list(zip(mine[0][:images], theirs[0][:images], strict=True))
+    pairs = list(zip(verdicts[0][:images], other_verdicts[0][:images], strict=True))
     return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs), images, most - images
 
 

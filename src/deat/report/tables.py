@@ -286,8 +286,8 @@ def _format_row(results: ResultsTable, row: ReportRow) -> list[str]:
 
 
 def _format_accuracy_cell(results: ResultsTable, row: ReportRow, attack: str) -> str:
-    ours = [_format_accuracy(summarize_accuracy(row, attack)), format_last_epoch(results, row, attack)]
-    return _append_paper_values("; ".join(filter(None, ours)), format_paper_accuracy(row, attack))
+    measured = [_format_accuracy(summarize_accuracy(row, attack)), format_last_epoch(results, row, attack)]
+    return _append_paper_values("; ".join(filter(None, measured)), format_paper_accuracy(row, attack))
 
 
 def _format_accuracy(cell: AccuracyCell | None) -> str:

@@ -82,15 +82,15 @@ class WatchedRuns:
     def _load(self) -> tuple[ReportData | None, str, list[str]]:
         """Everything, read again if a file changed; a run that is being written keeps what was read before."""
         with self._lock:
-            found = [run for folder in self.folders for run in _find_runs(folder)]
-            version = _hash_files(found)
+            runs = [run for folder in self.folders for run in _find_runs(folder)]
+            version = _hash_files(runs)
             if version != self._version:
                 self._version, self._problems = version, []
-                if not found:
+                if not runs:
                     names = ", ".join(anonymize_paths(str(folder)) for folder in self.folders)
                     self._data, self._problems = None, [f"no run yet in {names}"]
                 else:
-                    self._data = self._read(found) or self._data
+                    self._data = self._read(runs) or self._data
             return self._data, version, [make_printable(text) for text in self._problems]
 
     def _read(self, found: list[Path]) -> ReportData | None:

@@ -272,13 +272,15 @@ def _attack_block(
             if not len(index):
                 break
             clean, target = x[index], y[index]
-            found = call_attack(attack, run.model, clean.clone(), target.clone(), ball, generator, run.task).detach()
+            adversarial = call_attack(
+                attack, run.model, clean.clone(), target.clone(), ball, generator, run.task
+            ).detach()
             run.model.eval()  # the attack may have changed the mode
-            if found.shape != clean.shape or found.dtype != clean.dtype:
+            if adversarial.shape != clean.shape or adversarial.dtype != clean.dtype:
                 raise UsageError(f"{attack.name} returned other tensors than images of shape {tuple(clean.shape)}.")
-            found = torch.where(broadcast_mask(ball.contains(clean, found), clean), found, clean)
-            fooled[index] |= _predict(run.model, found) != target
-            adv[index] = round_to_8_bits(clean, found, ball) if rounds else found
+            adversarial = torch.where(broadcast_mask(ball.contains(clean, adversarial), clean), adversarial, clean)
+            fooled[index] |= _predict(run.model, adversarial) != target
+            adv[index] = round_to_8_bits(clean, adversarial, ball) if rounds else adversarial
             index = index[_predict(run.model, adv[index]) == target]
     return _AttackedBlock(x.cpu(), adv.cpu(), y.tolist(), before.tolist(), (before == y).tolist(), fooled.tolist())
 

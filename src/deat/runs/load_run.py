@@ -75,7 +75,7 @@ def load_trained_run(
         norm: Another norm, with its `eps`.
         eps: Another radius.
         threat: Norm and radius as one text, in their place, or several of them joined by "+".
-        normalize: What goes before the network, where its weights do not say.
+        normalize: The normalisation before the network, where its weights do not say.
         size: The side that images of a folder are resized to.
         data_root: The folder of data sets.
         device: Where the network runs.

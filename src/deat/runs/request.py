@@ -179,8 +179,8 @@ class Run:
     def measure_channel_stats(self) -> ChannelStats | None:
         """The data's own statistics: published ones, or those of as many of the images that are trained on as needed."""
         train = self.splits.train
-        kept = split_indices(len(train), self.held_out, self.config.seed)[0] if self.held_out else range(len(train))
-        images = train.subset(kept[sample_slice(len(kept))])
+        indices = split_indices(len(train), self.held_out, self.config.seed)[0] if self.held_out else range(len(train))
+        images = train.subset(indices[sample_slice(len(indices))])
         return self.splits.channel_stats(images, on_request=self.request.normalize == "data")
 
     @property
@@ -198,7 +198,7 @@ class Run:
         return replace(self, method=get_method("natural"), uses_validation=False, goes_on=False)
 
     def limit_threads(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, a network is judged with as many threads as training has: more would fight over a small one."""
+        """Inside, a network is evaluated with as many threads as training has: more would slow a small one down."""
         return use_threads(choose_num_threads(self.config, model))
 
     def watch(self, trainer: Trainer, **options: Any) -> OverfitWatch | None:

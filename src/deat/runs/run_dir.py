@@ -272,8 +272,8 @@ def is_run_folder(path: Path) -> bool:
         {"report"} if is_report_folder(path / "report") else set()
     )
     made |= {LOGS_FOLDER} if (path / LOGS_FOLDER / STATE_FILE).is_file() else set()
-    ours = RECORD_FILES | made | {*WEIGHT_FOLDERS, LOCK_FILE_NAME}
-    return all(n in ours or CHECKPOINT_NAME_PATTERN.fullmatch(n) for n in names)
+    known_names = RECORD_FILES | made | {*WEIGHT_FOLDERS, LOCK_FILE_NAME}
+    return all(n in known_names or CHECKPOINT_NAME_PATTERN.fullmatch(n) for n in names)
 
 
 def is_report_folder(path: Path) -> bool:
@@ -347,7 +347,7 @@ def ensure_run_folder(path: Path) -> Path:
 
 
 def empty_run_folder(path: Path) -> None:
-    """Remove everything in a run's folder but its lock; the record goes last, since it marks the rest as a run's."""
+    """Remove everything in a run's folder but its lock; the record is removed last, since it marks the rest as a run's."""
     try:
         for child in sorted(path.iterdir(), key=lambda child: child.name == RUN_FILE):
             if child.is_dir() and not child.is_symlink():
@@ -388,8 +388,8 @@ def folder_exists_error(path: Path) -> UsageError:
     """The error for a folder that exists, with what can be done about the run in it."""
     record = read_raw_record(path)
     if record is None:
-        begun = ", or add --resume auto to begin in it" if is_empty_run_folder(path) else ""
-        return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out{begun}.")
+        hint = ", or add --resume auto to start in it" if is_empty_run_folder(path) else ""
+        return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out{hint}.")
     replaced = ", add --overwrite to replace that run" if is_run_folder(path) else ""
     resume = format_command("resume", path, record["request"])
     return UsageError(f"{str(path)!r} exists already. Choose another --out{replaced}, or resume it: {resume}")

@@ -175,9 +175,9 @@ def _read_records(folder: Path) -> tuple[RunRecord, list[EpochStats]]:
             f"{str(folder)!r} is no run: give a folder with {RUN_FILE}, or one of fit(checkpoints=). deat.load_weights "
             "reads files of weights."
         )
-    found = read_checkpoint_folder(folder)
+    checkpoints = read_checkpoint_folder(folder)
     try:
-        return parse_record(found.record), found.history
+        return parse_record(checkpoints.record), checkpoints.history
     except (ValueError, KeyError, TypeError, AttributeError, DeatError) as error:
         raise CheckpointError(
             f"the checkpoints in {str(folder)!r} are not of a training of deat's ({error})."

@@ -304,7 +304,7 @@ RunStatus = Literal["waiting", "running", "done", "failed"]
 class BenchRunEntry(TypedDict):
     """One run of a row in bench.json.
 
-    The folder is relative to bench.json. `why` says what went wrong, `attempts` how often the run was begun in this
+    The folder is relative to bench.json. `why` says what went wrong, `attempts` how often the run was started in this
     bench, and `concurrent_jobs` how many runs shared the machine at most.
     """
 

@@ -1,4 +1,4 @@
-"""What a network is asked to do: its loss, when an answer is right, its metrics and its labels.
+"""What a network is trained to do: its loss, when an answer is right, its metrics and its labels.
 
 Everything that depends on the meaning of outputs and labels is here. Training, attacks and evaluation call it, and know
 nothing of classes. A function that one example's answer goes through is batched, never reads the device, and can be
@@ -300,6 +300,9 @@ class Task(ABC):
             labels: The labels.
             augment: The augmentation, such as a `deat.Augment`.
             params: What its `draw` has returned, for these examples.
+
+        Returns:
+            The moved labels.
 
         Raises:
             UsageError: The labels cannot follow.

@@ -176,8 +176,8 @@ class TrainConfig:
 
     def _resolve_optimizer_settings(self) -> None:
         """Give the optimizer's settings that are not given their usual values, and check all of them."""
-        given = {name: getattr(self, name) for name in OPTIMIZER_SETTINGS}
-        for name, value in resolve_optimizer_settings(self.optimizer, given).items():
+        explicit = {name: getattr(self, name) for name in OPTIMIZER_SETTINGS}
+        for name, value in resolve_optimizer_settings(self.optimizer, explicit).items():
             object.__setattr__(self, name, value)
         if self.momentum is not None:
             check_number("momentum", self.momentum, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.9")

@@ -195,10 +195,10 @@ def measure_attack_speed(
         )
         return forward, len(trainer.threat.balls) * max(0.0, attacked - forward) / MEASURED_ATTACK_STEPS
 
-    whole, half = len(x), max(1, len(x) // 2)
+    full, half = len(x), max(1, len(x) // 2)
     times = [
-        _fit_line((half, quick), (whole, slow), trainer.distributed.size)
-        for quick, slow in zip(measure(half), measure(whole), strict=True)
+        _fit_line((half, quick), (full, slow), trainer.distributed.size)
+        for quick, slow in zip(measure(half), measure(full), strict=True)
     ]
     return AttackSpeed(times[0], times[1], source.batch_size)
 

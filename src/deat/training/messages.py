@@ -35,7 +35,7 @@ LARGE_NATURAL_DROP = 0.3
 """A fall of natural accuracy to the best epoch that calls for a remark."""
 
 EARLIEST_EPOCH_TO_TELL = 4
-"""How many epochs are finished before anything is said about a k that does not grow."""
+"""How many epochs must be finished before a k that does not grow is reported."""
 
 
 def find_output_problems(outputs: Tensor, num_classes: int) -> list[str]:

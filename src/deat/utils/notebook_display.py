@@ -113,8 +113,8 @@ def _template() -> Any:
 
 def _points(values: Sequence[float | None]) -> str:
     step = _WIDTH / max(1, len(values) - 1)
-    kept = [(i, min(1.0, max(0.0, v))) for i, v in enumerate(values) if v is not None]
-    return " ".join(f"{34 + i * step:.1f},{8 + _HEIGHT * (1 - v):.1f}" for i, v in kept)
+    points = [(i, min(1.0, max(0.0, v))) for i, v in enumerate(values) if v is not None]
+    return " ".join(f"{34 + i * step:.1f},{8 + _HEIGHT * (1 - v):.1f}" for i, v in points)
 
 
 def _encode_png(image: Any) -> str:

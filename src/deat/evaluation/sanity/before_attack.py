@@ -31,7 +31,7 @@ def check_before_attacks(
         y: Their labels.
         num_classes: The number of classes of the data.
         task: What outputs and labels mean.
-        batch_size: The number of images that attacks ask for at once. The model is also asked in batches of this size.
+        batch_size: The number of images that attacks query at once. The model is also queried in batches of this size.
 
     Returns:
         The flags raised, or only `not_finite` if the outputs are not finite.

@@ -1,4 +1,4 @@
-"""Check that a model's answers do not depend on what it was asked before: compare it with copies that were asked nothing."""
+"""Check that a model's answers do not depend on earlier queries: compare it with copies that had none."""
 
 from copy import deepcopy
 
@@ -42,7 +42,7 @@ def copy_before_queries(model: nn.Module) -> FreshCopies | None:
 
 
 def check_memory(probe: AttackProbe, copies: FreshCopies) -> Flag | None:
-    """Compare a model after all attacks with copies that were asked nothing before.
+    """Compare a model after all attacks with copies that had no queries.
 
     Args:
         probe: Images from all over the data, and the model after all attacks.
@@ -60,7 +60,7 @@ def check_memory(probe: AttackProbe, copies: FreshCopies) -> Flag | None:
             return make_flag(
                 "remembers",
                 f"after the attacks the outputs for {max(counts)} of {len(x)} images differ from those of a copy of the "
-                "model that was asked nothing before",
+                "model without earlier queries",
             )
         return _flag_if_attack_works_on_copies(probe, copies) if probe.threat.eps else None
 

@@ -30,7 +30,7 @@ class LoggedRun:
         epochs_done: The finished epochs of a run that is resumed, otherwise 0.
         batches_done: Its finished batches.
         backprops_done: Its backprops, which also count those of epochs that were rolled back.
-        state: What the logger left in `state` when the run was begun; empty in a new record.
+        state: What the logger left in `state` when the run was started; empty in a new record.
     """
 
     name: str

@@ -150,7 +150,7 @@ class RunLog(Callback):
         self._tell(lambda logger: logger.log_table(name, columns, rows))
 
     def finish(self, status: Status) -> None:
-        """End the records that were begun.
+        """End the records that were started.
 
         Args:
             status: How the training ended.
@@ -223,7 +223,7 @@ def read_log_options(folder: Path) -> tuple[int, bool]:
 
 
 def get_recorded_loggers(folder: Path, notify: MessageHandler) -> list[Logger]:
-    """Return the registered loggers that a run was begun with; those that cannot be had now are named."""
+    """Return the registered loggers that a run was started with; those that are not available are named."""
     loggers: list[Logger] = []
     for name in read_states(folder):
         try:

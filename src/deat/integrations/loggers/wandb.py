@@ -51,7 +51,7 @@ class Wandb(Logger):
         self.step = 4 * run.backprops_done
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, axis: Literal["epoch", "batch"] = "epoch") -> None:
-        """Log metrics over their own axis: wandb's own steps only grow, and a rollback goes back."""
+        """Log metrics over their own axis: wandb's own steps only grow, and a rollback returns to an earlier one."""
         self._log({axis: step, **metrics})
 
     def log_image(self, name: str, image: Tensor, step: int) -> None:
