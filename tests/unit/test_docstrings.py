@@ -10,7 +10,6 @@ import pytest
 
 import deat.core
 import deat.data
-import deat.integrations.accelerate
 import deat.integrations.hub
 import deat.integrations.loggers
 import deat.methods
