@@ -121,6 +121,25 @@ def test_resumed_training_is_exact_in_any_setting(options, tmp_path):
 
 
 @pytest.mark.promise("P13")
+@pytest.mark.parametrize("recorded", ["fp32", "bf16"])
+def test_precision_auto_resumes_in_that_of_the_checkpoint(recorded, tmp_path, monkeypatch):
+    """Versions of deat choose differently what "auto" is."""
+    monkeypatch.setattr("deat.training.trainer.has_native_cpu_bf16", lambda: True)
+    method, other = deat.get_method("trades-5"), {"fp32": "bf16", "bf16": "fp32"}[recorded]
+
+    def choosing(precision: str) -> deat.Trainer:
+        monkeypatch.setattr("deat.training.engine_choice.choose_precision", lambda *_: precision)
+        return fresh(method, precision="auto")
+
+    whole, first, second = choosing(recorded), choosing(recorded), choosing(other)
+    whole.fit()
+    hand_over(first, second, PER_EPOCH + 1, tmp_path)
+    assert second.engine.precision == recorded
+    second.fit()
+    assert everything(second) == everything(whole)
+
+
+@pytest.mark.promise("P13")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, inside its compiler
 @pytest.mark.skipif(not shutil.which("g++"), reason="compiling for the CPU needs a C++ compiler")
 def test_compiled_training_on_a_cpu_resumes_exactly_at_a_short_last_batch(tmp_path):

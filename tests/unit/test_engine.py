@@ -12,6 +12,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 import deat
 from deat.core.buffers import Budget
+from deat.engine.layer_work import count_multiply_adds
 from deat.engine.precision import choose_precision
 from deat.errors import UsageError
 from deat.training import engine_choice
@@ -131,20 +132,51 @@ def test_large_but_finite_gradients_are_a_step_that_was_taken(optimizer):
 
 def test_fp16_is_refused_on_a_cpu_and_unknown_precisions_everywhere():
     with pytest.raises(UsageError, match="GPU"):
-        choose_precision("fp16", CPU, 10)
+        choose_precision("fp16", CPU, lambda: 0)
     with pytest.raises(UsageError, match="bf16"):
-        choose_precision("bf61", CPU, 10)
-
-
-def test_auto_is_fp32_for_small_networks_on_a_cpu():
-    assert choose_precision("auto", CPU, 1000) == "fp32"
-    assert choose_precision("bf16", CPU, 1000) == "bf16"
+        choose_precision("bf61", CPU, lambda: 0)
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_auto_is_bf16_for_large_networks_where_the_cpu_is_fast_at_it(fast, monkeypatch):
+def test_auto_is_bf16_for_much_work_where_the_cpu_is_fast_at_it(fast, monkeypatch):
     monkeypatch.setattr("deat.engine.precision.has_native_cpu_bf16", lambda: fast)
-    assert choose_precision("auto", CPU, 10**7) == ("bf16" if fast else "fp32")
+    assert choose_precision("auto", CPU, lambda: 10**9) == ("bf16" if fast else "fp32")
+    assert choose_precision("auto", CPU, lambda: 10**6) == "fp32"
+    assert choose_precision("bf16", CPU, lambda: 10**6) == "bf16"
+
+
+def test_work_counts_the_multiply_adds_of_one_example():
+    conv, linear = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16, 10)
+    net = nn.Sequential(conv, nn.Flatten(), linear)
+    assert count_multiply_adds(net, (3, 4, 4)) == 16 * 8 * 3 * 9 + 8 * 16 * 10
+
+
+def test_work_leaves_out_what_half_precision_does_not_make_faster():
+    depthwise, norm = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8)
+    assert count_multiply_adds(nn.Sequential(depthwise, norm, nn.ReLU()), (8, 4, 4)) == 0
+
+
+def test_work_of_attention_is_counted_in_torchs_transformer_layers():
+    layer = nn.TransformerEncoderLayer(8, 2, 32, batch_first=True)
+    assert count_multiply_adds(layer, (5, 8)) == 5 * (4 * 8 * 8 + 2 * 8 * 32)
+
+
+def test_counting_work_leaves_the_network_and_the_random_state_as_they_were():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.linear(x + torch.rand(()))
+
+    net, state = nn.Sequential(nn.BatchNorm1d(4), Noisy()), torch.get_rng_state()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    count_multiply_adds(net, (4,))
+    assert torch.equal(state, torch.get_rng_state())
+    assert net.training
+    assert not net[1].linear._forward_hooks
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 def test_small_networks_use_one_thread():

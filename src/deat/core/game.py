@@ -28,6 +28,7 @@ from deat.core.weight_perturbation import StoredTensors, WeightPerturbation
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor
 from deat.engine.half_precision import LossScaler
+from deat.engine.precision import Precision
 from deat.errors import DataError, UsageError
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, parse_threat
@@ -117,7 +118,7 @@ class Game:
         self.meter = Meter(device, self.probe.over, distributed, self.engine.non_finite_hint, names)
         self.generator = torch.Generator(device)
         self.step_size, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
-        self.delta_scale = DeltaScale(device, attack.has_tiny_start and self.engine.precision != "fp32")
+        self.delta_scale = self._make_delta_scale()
         self.cost = Cost()
         self.carried_delta: Tensor | None = None
         self.global_batch_size: int | None = None
@@ -150,6 +151,22 @@ class Game:
         self.union_rule = make_union_rule(threat, self.engine.device, self.distributed)
         self.executor.use_compiled(self.engine.use_compile)
         self.has_static_gradients = False
+
+    def use_precision(self, precision: Precision) -> None:
+        """Compute in another precision from the next batch on; not between fp16 and another one.
+
+        Args:
+            precision: "fp32" or "bf16".
+        """
+        self.engine.precision = precision
+        self.engine.prepare(self.net)
+        self.meter.non_finite_hint = self.engine.non_finite_hint
+        self.delta_scale = self._make_delta_scale()
+        self._buffers_by_shape.clear()  # laid out for the former precision
+        self.executor.use_compiled(self.engine.use_compile)
+
+    def _make_delta_scale(self) -> DeltaScale:
+        return DeltaScale(self.engine.device, self.attack.has_tiny_start and self.engine.precision != "fp32")
 
     def refresh(self) -> None:
         """Adapt to changed layers. In a loop of your own, call it after changing modes, dropout or what learns.

@@ -1,12 +1,14 @@
 """The engine of a training: device, precision, memory format, loss scaling, and whether to record or compile."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from deat.engine.cpu_bf16 import FastBf16Functions, may_have_slow_bf16_functions
 from deat.engine.half_precision import LossScaler
 from deat.engine.kernels import has_triton
 from deat.engine.precision import Precision
@@ -64,6 +66,7 @@ class Engine:
     use_compile: bool = False
 
     def __post_init__(self) -> None:
+        self._uses_fast_bf16_functions = False
         self.scaler: torch.amp.GradScaler | LossScaler | None = None
         if self.precision == "fp16":
             self.scaler = LossScaler(self.device) if self.use_cuda_graphs else torch.amp.GradScaler(self.device.type)
@@ -104,6 +107,8 @@ class Engine:
             The same network.
         """
         net.to(self.device)
+        on_cpu = self.device.type == "cpu" and self.precision == "bf16"
+        self._uses_fast_bf16_functions = on_cpu and not self.use_compile and may_have_slow_bf16_functions(net)
         for p in net.parameters():
             if p.dim() == 4:
                 p.data = p.data.contiguous(memory_format=self.memory_format)
@@ -121,7 +126,8 @@ class Engine:
         """Return the context for forward passes."""
         if self.precision == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        autocast = torch.autocast(self.device.type, dtype=self.dtype)
+        return _nested(autocast, FastBf16Functions()) if self._uses_fast_bf16_functions else autocast
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return a loss scaled for backward.
@@ -205,3 +211,9 @@ class Engine:
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         # The largest value, not the 2-norm: squares of scaled gradients may overflow although the gradients do not.
         return torch.isfinite(torch.nn.utils.get_total_norm(grads, norm_type=torch.inf))
+
+
+@contextmanager
+def _nested(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield

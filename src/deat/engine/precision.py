@@ -1,11 +1,14 @@
 """The precision of training: fp32, bf16 or fp16, and which one "auto" is."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 
 from deat.errors import UsageError, unknown_name_error
-from deat.utils.torch_utils import SMALL_MODEL_PARAMETERS
+
+MIN_BF16_MULTIPLY_ADDS = 30_000_000
+"""Multiply-adds of a batch from which bf16 is faster on a CPU with AVX512-BF16; below, its casts cost what it saves."""
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
@@ -18,14 +21,15 @@ def has_native_cpu_bf16() -> bool:
     return any(getattr(torch.cpu, name, lambda: False)() for name in probes)
 
 
-def choose_precision(precision: str, device: torch.device, num_parameters: int) -> Precision:
+def choose_precision(precision: str, device: torch.device, count_batch_work: Callable[[], float]) -> Precision:
     """Choose the precision to train in.
 
     Args:
-        precision: One of `PRECISIONS`. "auto" is bf16 where the hardware is fast at it (on a CPU for large networks
-            only), otherwise fp32.
+        precision: One of `PRECISIONS`. "auto" is bf16 where the hardware is fast at it (on a CPU only for networks with
+            enough work), otherwise fp32.
         device: The device.
-        num_parameters: The number of parameters of the network.
+        count_batch_work: Counts the multiply-adds of a forward pass of a batch; called for "auto" on a CPU that is fast
+            at bf16. Nothing is timed, so that the same run always has the same precision.
 
     Returns:
         The precision.
@@ -41,8 +45,5 @@ def choose_precision(precision: str, device: torch.device, num_parameters: int) 
         return precision  # type: ignore[return-value]
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
-    return (
-        "bf16"
-        if device.type == "cpu" and num_parameters >= SMALL_MODEL_PARAMETERS and has_native_cpu_bf16()
-        else "fp32"
-    )
+    is_fast = device.type == "cpu" and has_native_cpu_bf16()
+    return "bf16" if is_fast and count_batch_work() >= MIN_BF16_MULTIPLY_ADDS else "fp32"

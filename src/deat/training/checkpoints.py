@@ -171,6 +171,7 @@ class Checkpoints:
         if newest is None:
             return False
         state = load_checkpoint(self.path / newest)
+        trainer.use_recorded_precision(state["environment"].get("precision", ""))
         is_environment_changed = check_resumable(
             self.path, state, self._resume_config(trainer), collect_environment(trainer), inexact, self.code_files
         )

@@ -1,6 +1,7 @@
 """The choice of the engine that runs training, and when `--engine auto` compiles."""
 
 import os
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,14 +45,18 @@ class EngineChoice(NamedTuple):
 
 
 def choose_engine(
-    config: TrainConfig, method: Method, num_parameters: int, distributed: Distributed, can_record_steps: bool
+    config: TrainConfig,
+    method: Method,
+    count_batch_work: Callable[[], float],
+    distributed: Distributed,
+    can_record_steps: bool,
 ) -> EngineChoice:
     """Choose the engine of a training.
 
     Args:
         config: The settings of training.
         method: The training method.
-        num_parameters: The number of the network's parameters.
+        count_batch_work: Counts the multiply-adds of a batch, which choose the precision on a CPU.
         distributed: The processes that train together.
         can_record_steps: Whether the optimizer's steps can be recorded; one of the user's own may read the host.
 
@@ -73,7 +78,7 @@ def choose_engine(
     records, reason = choose_recording(config.engine, device, next(filter(reasons.get, reasons), None))
     if records and distributed.is_multiprocess:
         reason = "joint moves meet other processes; the others are recorded"
-    precision = choose_precision(config.precision, device, num_parameters)
+    precision = choose_precision(config.precision, device, count_batch_work)
     may_compile = config.engine == "auto" and device.type == "cuda" and not config.deterministic
     engine = Engine(device, precision, records, use_compile=config.engine == "compile")
     return EngineChoice(engine, reason, may_compile)

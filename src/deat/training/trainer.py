@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -16,7 +16,10 @@ from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
 from deat.data.batch_order import num_images_in_batch
 from deat.data.sources import SeekableSource, Source, find_batch_indices, stopping_workers
+from deat.engine.cpu_memory import reused_memory
 from deat.engine.cuda_graphs import device_context
+from deat.engine.layer_work import count_multiply_adds
+from deat.engine.precision import has_native_cpu_bf16
 from deat.errors import Interrupted, NumericalError
 from deat.methods import Method, get_method
 from deat.methods.method import check_method_on_task, check_method_on_threat
@@ -125,11 +128,11 @@ class Trainer:
         self.task = get_task(task)
         check_method_on_task(method, self.task)
         check_method_on_threat(method, threat)
-        self.train, self.val, self.config, self.distributed = train, val, config, distributed
+        self.train, self.val, self.config, self.distributed, self.model = train, val, config, distributed, model
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = choose_num_threads(config, model)
         can_record_steps = optimizer is None and OPTIMIZERS[config.optimizer].can_record
-        choice = choose_engine(config, method, self.num_parameters, distributed, can_record_steps)
+        choice = choose_engine(config, method, self._count_batch_work, distributed, can_record_steps)
         self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
         factory = optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs)
@@ -318,6 +321,19 @@ class Trainer:
 
         if self._batch_indices is not None:
             self.game.batch_index = self._batch_indices(epoch, step)
+
+    def use_recorded_precision(self, precision: str) -> None:
+        """Train on a CPU in the precision that a checkpoint was trained in, where the config leaves the choice to deat.
+
+        What "auto" is may have changed between versions.
+        """
+        is_choice = self.config.precision == "auto" and self.engine.device.type == "cpu"
+        if is_choice and (precision == "fp32" or (precision == "bf16" and has_native_cpu_bf16())):
+            self.game.use_precision(precision)  # type: ignore[arg-type]
+
+    def _count_batch_work(self) -> float:
+        """The multiply-adds of a forward pass of a batch; with several processes, of their parts together."""
+        return self.train.batch_size * count_multiply_adds(self.model, tuple(self.train.shape))
 
     def set_interruption(self, interruption: Interruption) -> None:
         """Use another interruption, such as one that several trainings share.
@@ -557,6 +573,7 @@ class Trainer:
         device = self.engine.device
         with (
             device_context(device),
+            reused_memory() if device.type == "cpu" else nullcontext(),
             flags,
             without_autocast(device.type),
             stopping_workers(self.train, self.val),
