@@ -71,6 +71,18 @@ def test_measuring_costs_no_pass_and_changes_no_weight(name: str, threat: deat.T
     assert record.measured["largest_rise"] > 0
 
 
+def test_examples_that_a_freeze_rule_stopped_have_no_rise():
+    """f+ with tau 0 stops each example that is misclassified; the rises of the others are as without it."""
+    x, y = images(6)
+    method = replace(deat.friendly(deat.get_method("pgd-2"), tau=0), measurements=ALL)
+    game = game_of(method, conv_net(), lr=0.0, measurements=ALL)
+    method.play_batch(game, x, y, BUDGET)
+    active, measured = game.last_batch.active, game.last_batch.measured
+    assert 0 < active.sum() < 6
+    assert torch.equal(measured[:, 2] != 0, active)
+    assert torch.equal(measured[:, 3] > 0, active)
+
+
 def test_methods_that_craft_have_one_update_which_is_the_first_and_the_last():
     record = play(measured_method("pgd-2")).meter.read(0)
     assert record.measured["first_loss"] == pytest.approx(record.loss)

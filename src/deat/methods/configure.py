@@ -76,7 +76,9 @@ def configure_method(
         "stretch_eps": None if alpha is None else 0.0,
         "level": None if tau is None else float(tau),
     }
-    method = _replace_settings(method, "schedule", schedule, "gamma belongs to m+ methods, max_steps to those that change k, such as m+deat")
+    method = _replace_settings(
+        method, "schedule", schedule, "gamma belongs to m+ methods, max_steps to those that change k, such as m+deat"
+    )
     method = _replace_penalty(method, g_form, {"weight": g_weight, "step": g_step})
     method = _replace_perturbation(method, {"gamma": awp_gamma, "warmup": awp_warmup})
     method = _replace_settings(method, "probe", {"space": space}, "")
