@@ -120,7 +120,9 @@ class NetworkCalls:
         return bool(getattr(self.unwrapped_objective, "needs_start", False))
 
     def objective(self, buffers: Buffers, delta: Tensor) -> LossOutput:
-        """The training loss at x + delta; with several processes, this is where DDP synchronises."""
+        """The training loss at x + delta; with several processes, called through DDP, which averages the gradients in
+        the backward pass.
+        """
         compiled = self._compiled_for(buffers.x)
         function: ObjectiveFunction = compiled.objective if compiled else self._objective
         if self.needs_start:

@@ -99,7 +99,7 @@ class BlockResult:
 
 
 def sum_counts(results: Iterable[Any]) -> dict[str, Any]:
-    """Sum up every field of some results but `correct`.
+    """Sum the counts and the seconds of some results: the fields that are not lists of one entry per image.
 
     Args:
         results: Results of stages of an attack, of blocks of images, or of balls of a union.
