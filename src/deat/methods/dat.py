@@ -10,7 +10,7 @@ loss from the second epoch on. The paper does not describe this, and it is not d
 
 from dataclasses import replace
 
-from deat.core.freeze_rules import FreezeWhenConverged
+from deat.core.example_stopping import StopWhenConverged
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.pgd import pgd
@@ -23,5 +23,5 @@ def dat(rules: RuleSet) -> Method:
     """Build DAT with at most 10 steps."""
     base = pgd(rules)
     schedule = LinearRamp(first=10, last=10, alpha_eps=0.25, level=0.5, level_until=5 / 6)
-    attack = replace(base.attack, freeze=FreezeWhenConverged())
+    attack = replace(base.attack, freeze=StopWhenConverged())
     return replace(base, name="dat", schedule=schedule, attack=attack, summary="steps until converged")
