@@ -71,7 +71,7 @@ def test_measuring_costs_no_pass_and_changes_no_weight(name: str, threat: deat.T
     assert record.measured["largest_rise"] > 0
 
 
-def test_examples_that_a_freeze_rule_stopped_have_no_rise():
+def test_examples_that_a_stopping_rule_has_stopped_have_no_rise():
     """f+ with tau 0 stops each example that is misclassified; the rises of the others are as without it."""
     x, y = images(6)
     method = replace(deat.friendly(deat.get_method("pgd-2"), tau=0), measurements=ALL)

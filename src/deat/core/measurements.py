@@ -57,7 +57,7 @@ def accuracy(buffers: Buffers, threat: ThreatModel) -> Tensor:
 def reached_rise(buffers: Buffers, threat: ThreatModel) -> Tensor:
     """Return how far delta raises the loss to first order: its inner product with the gradient at its end.
 
-    Examples that a freeze rule has stopped count as 0, here and in `largest_rise`.
+    Examples that a stop rule has stopped count as 0, here and in `largest_rise`.
     """
     return _of_active(buffers, buffers.grad * buffers.delta)
 
