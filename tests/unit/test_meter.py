@@ -17,7 +17,7 @@ def finished(n: int, *, loss: float = 1.0, hits: int = 1, magnitude: float = 2.0
     r.loss.fill_(loss)
     r.num_correct.fill_(hits)
     r.magnitude.fill_(magnitude)
-    r.valid.fill_(valid)
+    r.update_applied.fill_(valid)
     return r
 
 

@@ -239,7 +239,7 @@ class TrainSession:
     def play(self) -> int:
         """Train, score, write the results and print them. A signal ends it so that it can be resumed."""
         with self.training.session():
-            if self.trainer.is_finished:
+            if self.trainer.was_loaded_finished:
                 scores = self.scorer.read_finished_scores(self.out)
                 if scores is not None:
                     return self._show_finished_run(scores)

@@ -86,10 +86,10 @@ class Replay:
         buffers = game.begin_batch(x, y, budget)
         for _ in range(budget.k):
             game.joint_update(buffers, last=False)
-            game.step(buffers)
+            game.step_delta(buffers)
         game.joint_update(buffers)
-        if game.attack.persistent and (budget.k or game.attack.noisy):
-            game.step(buffers)  # the next batch starts from it
+        if game.attack.persistent and (budget.k or game.attack.random_start_at_k0):
+            game.step_delta(buffers)  # the next batch starts from it
         game.end_batch(buffers)
 
     def backprops(self, budget: Budget) -> int:
@@ -142,10 +142,10 @@ class Relay:
 
     def _full_pass_and_first_layer_steps(self, game: Game, layer: FirstLayer, buffers: Buffers) -> None:
         costates = _compute_costates(game, buffers, layer)
-        game.step_delta(buffers)  # the full pass has computed the gradient of the first step
+        game.step_delta_in_move(buffers)  # the full pass has computed the gradient of the first step
         for _ in range(self.inner - 1):
             buffers.grad.copy_(_first_layer_gradient(game, buffers, layer, costates))
-            game.step_delta(buffers)
+            game.step_delta_in_move(buffers)
 
 
 class _ChangesLastUpdate:

@@ -366,7 +366,7 @@ class EvaluationRun:
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
-        flags, check_seconds = request.distributed.broadcast([flags, check_seconds if request.sanity else 0.0])
+        flags, check_seconds = request.distributed.broadcast_json([flags, check_seconds if request.sanity else 0.0])
         return replace(evaluation, flags=[Flag(**flag) for flag in flags], check_seconds=check_seconds), log
 
     def _make_progress(self, num_images: int) -> EvaluationProgress:

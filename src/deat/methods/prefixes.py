@@ -75,7 +75,7 @@ def friendly(base: Method, tau: int = 3) -> Method:
     if not base.schedule.has_adversary:
         raise UsageError("f+ needs a method with an adversary: natural training takes no steps to stop.")
     attack = replace(base.attack, freeze=StopWhenFooled(), batch_norm="eval")
-    schedule = replace(base.schedule, level=float(tau))
+    schedule = replace(base.schedule, stop_threshold=float(tau))
     summary = _join(base.summary, "friendly")
     return replace(base, name=f"f+{base.name}", attack=attack, schedule=schedule, summary=summary)
 

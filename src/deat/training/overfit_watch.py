@@ -286,7 +286,7 @@ class OverfitWatch:
             trainer.stop()
             return f"Stopped at the weights of epoch {trainer.epoch}."
         trainer.scale_step_size(self.shrink)
-        alpha = trainer.schedule.budget(trainer.state, trainer.epoch).step_size
+        alpha = trainer.schedule.budget(trainer.schedule_state, trainer.epoch).step_size
         return f"Back to epoch {trainer.epoch}, continuing with alpha {format_eps(alpha)}."
 
     def _record_event(self, event: EpochWatch) -> None:
