@@ -47,7 +47,7 @@ class Schedule(ABC):
     Args:
         alpha: Step size, absolute.
         alpha_eps: Step size, in units of eps.
-        level: Threshold of the stop rule: FAT's tau or DAT's c_t.
+        stop_threshold: Threshold of the stop rule: FAT's tau or DAT's c_t.
         stretch: Length that k steps must be able to cover, absolute.
         stretch_eps: Length that k steps must be able to cover, in units of eps.
 

@@ -417,7 +417,7 @@ def test_active_counts_the_examples_that_really_moved():
         moved += int((r.delta != before).flatten(1).any(1).sum())
     game.joint_update(r)
     game.end_batch(r)
-    assert game.meter.read(0).active == moved
+    assert game.meter.read(0).num_image_steps == moved
     assert 0 < moved < 5 * len(y)
 
 

@@ -68,7 +68,7 @@ def test_active_counts_ascended_examples():
     meter = Meter("cpu")
     for mask in ([True, False, True], [False, False, True]):
         meter.count_active(torch.tensor(mask))
-    assert meter.read(0).active == 3
+    assert meter.read(0).num_image_steps == 3
 
 
 @pytest.mark.parametrize("what", ["loss", "magnitude"])

@@ -511,7 +511,7 @@ class TrainCommand:
     tau: OptionalInt = None
     """FAT and F+: steps granted after an example is misclassified (3)."""
     g_weight: OptionalFloat = None
-    """G+: the weight of the penalty on the gradient by the input (0.1). GradAlign: that of its penalty (0.2)."""
+    """G+: the weight of the penalty on the gradient with respect to the input (0.1). GradAlign: that of its penalty (0.2)."""
     g_step: OptionalFloat = None
     """G+: the step of its finite difference, in units of eps (0.25; curvature 1)."""
     g_form: PenaltyChoice = None

@@ -48,7 +48,8 @@ class Buffers:
         x: The clean examples.
         y: The labels, of whatever shape the task has.
         delta: The perturbation.
-        grad: The gradient of each example's own loss by its own delta: not divided by the batch size, not scaled.
+        grad: The gradient of each example's own loss with respect to its own delta: not divided by the batch size, not
+            scaled.
         initial_delta: The perturbation at the start, for DAT and for losses that need it.
         reference_logits: The outputs for the clean examples, for the TRADES attack.
         steps_left: The steps that FAT still allows each example.

@@ -1,7 +1,8 @@
 """The moves of one batch: attack steps on the perturbation delta and updates of the weights theta.
 
-Each move costs one backprop. A (`Game.ascend`) computes the gradient by delta and steps delta. J (`Game.joint_update`)
-computes both gradients in one pass and steps theta. Nothing here reads the device, except for compact attacks.
+Each move costs one backprop. A (`Game.ascend`) computes the gradient with respect to delta and steps delta. J
+(`Game.joint_update`) computes both gradients in one pass and steps theta. Nothing here reads the device, except for
+compact attacks.
 """
 
 import math
@@ -59,8 +60,8 @@ class Game:
         distributed: The processes that share the batches.
         task: What outputs and labels mean; by default the objective's task.
         measurements: Further numbers to measure in every batch.
-        check_inputs: Whether batches are checked: on a CPU every one, on a GPU the first one, since reading a GPU waits.
-            A trainer checks its data before.
+        check_inputs: Whether batches are checked: on a CPU every one, on a GPU the first one, since reading a GPU
+            waits. A trainer checks its data before.
 
     Attributes:
         meter: The sums of the epoch.
@@ -356,7 +357,7 @@ class Game:
         buffers.reference_logits.copy_(logits)
 
     def ascend(self, buffers: Buffers) -> None:
-        """Make an attack step (A): compute the gradient of the attack's loss by delta alone, and step delta.
+        """Make an attack step (A): compute the gradient of the attack's loss with respect to delta alone, and step delta.
 
         Args:
             buffers: The batch's buffers.
@@ -473,17 +474,17 @@ class Game:
         penalty: AddedPenalty | None = None,
         is_measured: bool = True,
     ) -> Tensor | None:
-        """Compute the gradients by theta and by delta, as a part of a move.
+        """Compute the gradients with respect to theta and by delta, as a part of a move.
 
-        One backward pass gives both, so they are gradients of the same loss: the learner's. A regulariser in it, such as
-        the divergence of TRADES in a replay, steers delta and l_X too. Gradients of two losses would need a backward pass
-        each, also if they share the forward pass. What does not depend on x + delta (the clean branch of TRADES, a
-        penalty on weights) has no gradient by delta and is not part of it.
+        One backward pass gives both, so they are gradients of the same loss: the learner's. A regulariser in it, such
+        as the divergence of TRADES in a replay, steers delta and l_X too. Gradients of two losses would need a backward
+        pass each, also if they share the forward pass. What does not depend on x + delta (the clean branch of TRADES, a
+        penalty on weights) has no gradient with respect to delta and is not part of it.
 
         Args:
             buffers: The batch's buffers; delta's gradient is written to `buffers.grad`.
-            layer: The first layer, if the gradients by its output offsets are needed as well (YOPO). The loss, accuracy
-                and magnitude are not recorded then.
+            layer: The first layer, if the gradients with respect to its output offsets are needed as well (YOPO). The
+                loss, accuracy and magnitude are not recorded then.
             penalty: What is added to the loss for theta's gradient. Delta's is that of the loss alone.
             is_measured: Whether delta's gradient, loss, accuracy and magnitude are written to the buffers.
 

@@ -188,10 +188,10 @@ def measure_attack_speed(
         few, labels, device = x[:num_images], y[:num_images], x.device
         forward, attacked = (
             _measure_call(
-                lambda: logits_under_attack(model, few, labels, kind, harmless, task=trainer.task),  # noqa: B023
+                lambda: logits_under_attack(model, few, labels, timed_attack, harmless, task=trainer.task),  # noqa: B023
                 device,
             )
-            for kind in (parse_attack("natural"), stepping)
+            for timed_attack in (parse_attack("natural"), stepping)
         )
         return forward, len(trainer.threat.balls) * max(0.0, attacked - forward) / MEASURED_ATTACK_STEPS
 
