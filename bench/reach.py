@@ -118,7 +118,7 @@ def render(result: Record) -> str:
             f"Machine: {where}. The docstring of `bench/reach.py` describes the measurement. Network: "
             f"{result['network']}, trained by TRADES-2 for {result['epochs']} epochs on {result['trained']:,} images, and "
             f"attacked on {ASKED:,} other images. In half precision the first gradient is taken at "
-            f"{FIRST_GRADIENT_SCALE:g} times the start (`DeltaScale` in `core/inner_attack.py`); in the "
+            f"{FIRST_GRADIENT_SCALE:g} times the start (`DeltaScale` in `core/inner_attack_settings.py`); in the "
             "last row it is taken at the start itself."
         ),
         "",

@@ -326,6 +326,9 @@ class Trainer:
         """Train on a CPU in the precision that a checkpoint was trained in, where the config leaves the choice to deat.
 
         What "auto" is may have changed between versions.
+
+        Args:
+            precision: The precision of the checkpoint's training, such as "bf16".
         """
         is_choice = self.config.precision == "auto" and self.engine.device.type == "cpu"
         if is_choice and (precision == "fp32" or (precision == "bf16" and has_native_cpu_bf16())):
