@@ -347,6 +347,8 @@ CASES = [
     (["quick", "--data", "digit"], 2, ["unknown data 'digit'", "digits"]),
     (["quick", "--seeds", "a"], 2, ["'a'", "0,1,2"]),
     (["quick", "--seeds", ","], 2, ["','", "0,1,2"]),
+    (["quick", "--rows", "m+deet"], 2, ["'m+deet'", "m+deat"]),
+    (["quick", "--rows", " , "], 2, ["--rows", "has no name"]),
     (["quick", "--methods", ","], 2, ["--methods ','", "has no name"]),
     (["quick", "--model", ","], 2, ["--model ','", "has no name"]),
     (["quick", "--out", "x" * 300], 2, ["too long"]),

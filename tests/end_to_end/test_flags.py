@@ -30,7 +30,7 @@ log_every log_checkpoints data_root download size dry_run json"""
 RESUME = "run_folder method model inexact log log_every log_checkpoints data_root json"
 EVALUATE = """target data model attacks n eps norm threat alpha epoch normalize cascade seed block precision engine device out
 data_root size json"""
-BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_root download dry_run json"""
+BENCH = """recipe methods rows seeds data model set budget_bp jobs parallel out data_root download dry_run json"""
 REPORT = """runs out title against sweep gallery no_figures model device data_root json"""
 
 
