@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import deat
 from deat.errors import CheckpointError
 from deat.evaluation import results, verified_attack
 from deat.evaluation.arguments import EvaluationRequest
-from deat.evaluation.attacks import Attack
+from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.evaluator import EvaluationRun, evaluate
 from deat.evaluation.results import load_evaluation
 from deat.evaluation.resume_log import are_close, fingerprint_logits
@@ -204,7 +205,7 @@ def loud_net() -> nn.Module:
         {"cascade": True},
         {"data": images(IMAGES, seed=4)},
         {"data": (images(IMAGES, seed=3)[0], images(IMAGES, seed=3)[1].flip(0))},
-        {"attacks": [Attack(name, steps=1, alpha=0.5) for name in NAMES]},
+        {"attacks": [replace(parse_attack(name), alpha=0.5) for name in NAMES]},
     ],
     ids=[
         "weights",
@@ -334,7 +335,7 @@ def test_in_a_cascade_a_log_with_other_settings_of_an_earlier_attack_is_not_used
     log = tmp_path / "log.jsonl"
     with pytest.raises(Interrupted):
         evaluate_small(log, cascade=True, progress=interrupt_after(3 * BLOCKS))
-    changed = [Attack("fgsm", steps=0, start="zero"), *NAMES[1:]]
+    changed = [Attack("fgsm", steps=1, alpha=0.5, start="zero"), *NAMES[1:]]
     computed.clear()
     assert (
         evaluate_small(log, attacks=changed, cascade=True).verdicts
