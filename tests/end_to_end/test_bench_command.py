@@ -11,7 +11,7 @@ import pytest
 
 from deat.bench import workers
 from deat.bench import workers as cells
-from deat.bench.bench_folder import Grid
+from deat.bench.bench_folder import BenchFolder
 from deat.cli.main import main
 from helpers.children import Children
 from helpers.together import CONTEXT as FORKSERVER
@@ -183,14 +183,14 @@ def test_a_bench_whose_folder_takes_nothing_more_ends_with_status_4(
     jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     order = ["bench", "quick", "--methods", "natural", "--seeds", "0,1", "--jobs", jobs, *SMALL]
-    real = Grid.open
+    real = BenchFolder.open
 
-    def opened(self: Grid, *rest: object) -> None:
+    def opened(self: BenchFolder, *rest: object) -> None:
         real(self, *rest)
         (self.root / ".claims/bench.json").unlink()
         (self.root / ".claims/bench.json").mkdir()  # in the lock's way, even for a user who may write anywhere
 
-    monkeypatch.setattr(Grid, "open", opened)
+    monkeypatch.setattr(BenchFolder, "open", opened)
     assert main(order) == 4
     said = capfd.readouterr().err
     assert "cannot write to" in said

@@ -19,7 +19,7 @@ from deat.cli.predict_and_attack import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
-from deat.cli.watch import WatchCommand
+from deat.cli.watch_server import WatchCommand
 
 TRAIN = """data target task model method epochs eps norm threat threat_rule out overwrite resume inexact seed batch_size lr
 lr_schedule weight_decay optimizer momentum betas ema clip_grad_norm label_smoothing class_weights mixup cutmix

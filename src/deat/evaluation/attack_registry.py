@@ -5,6 +5,7 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any, cast
 
 from deat.errors import UsageError, unknown_name_error
+from deat.evaluation.attack_verifier import AttackLike
 from deat.evaluation.attacks import (
     ATTACK_FAMILIES,
     ATTACK_NAME_HINT,
@@ -15,7 +16,6 @@ from deat.evaluation.attacks import (
     parse_attack,
 )
 from deat.evaluation.autoattack import AutoAttack
-from deat.evaluation.verified_attack import AttackLike
 from deat.threat import ThreatModel
 from deat.utils.plugins import load_plugins
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from deat.errors import CheckpointError, DataError, NewerVersionError, UsageError
+from deat.evaluation.attack_verifier import BlockResult, combine_worst, sum_counts
 from deat.evaluation.intervals import bootstrap_intervals, wilson_interval
 from deat.evaluation.sanity import Flag
-from deat.evaluation.verified_attack import BlockResult, combine_worst, sum_counts
 from deat.tasks import Task, build_task
 from deat.utils.json_checksum import add_checksum, is_unchanged
 from deat.utils.notebook_display import make_data_frame, render_html

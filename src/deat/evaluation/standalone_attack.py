@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from deat.errors import UsageError
 from deat.evaluation.attack_registry import get_attack
+from deat.evaluation.attack_verifier import AttackLike
 from deat.evaluation.attacks import Attack, call_attack, check_attack_inputs, check_attack_labels, is_natural
-from deat.evaluation.verified_attack import AttackLike
 from deat.models.interface_checks import check_model, describe_output, logits_hint
 from deat.radius_checks import check_radius
 from deat.tasks import CLASSIFICATION, Task, get_task

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deat.report.run_results import ReportRow, RunResults
-from deat.report.stats import (
+from deat.report.row_statistics import (
     format_attack_name,
     format_deviation,
     format_interval,
@@ -13,6 +12,7 @@ from deat.report.stats import (
     list_attacks,
     summarize_accuracy,
 )
+from deat.report.run_results import ReportRow, RunResults
 from deat.runs.schema import EVALUATION_FILES
 from deat.threat import format_threat
 from deat.utils.text import escape_markdown, format_eps, format_markdown_table, format_percent

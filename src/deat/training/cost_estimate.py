@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from deat.core.buffers import Budget
-from deat.data import Source
+from deat.data import BatchSource
 from deat.evaluation.attack_registry import estimate_passes
+from deat.evaluation.attack_verifier import AttackLike
 from deat.evaluation.attacks import Attack, logits_under_attack, parse_attack
-from deat.evaluation.verified_attack import AttackLike
 from deat.methods import Method
 from deat.schedules import Schedule
 from deat.tasks import Classification
@@ -159,7 +159,7 @@ def backprop_bounds(method: Method, schedule: Schedule, epochs: int) -> tuple[in
 
 
 def measure_attack_speed(
-    trainer: Trainer, source: Source, *, attack: Attack | None = None, uses_autocast: bool = False
+    trainer: Trainer, source: BatchSource, *, attack: Attack | None = None, uses_autocast: bool = False
 ) -> AttackSpeed:
     """Measure how fast the network of a trainer is attacked, on a batch of a source and on half of it.
 

@@ -13,7 +13,7 @@ from deat.models.weights import get_state_dict, unwrap_model
 from deat.training.best_epoch import BestChoice, Snapshot
 from deat.training.epoch_records import EpochStats
 from deat.training.history_display import history_to_pandas, render_history
-from deat.training.result_folder import write_result_folder
+from deat.training.run_record import write_result_folder
 from deat.utils.user_paths import expand_path
 
 

@@ -19,7 +19,7 @@ from deat.integrations.loggers.logger import LoggedRun, Logger, Status, get_logg
 from deat.threat import UNIT_BOX
 from deat.training.callbacks import Callback
 from deat.training.epoch_records import EpochStats, EpochTiming
-from deat.training.result_folder import describe_training
+from deat.training.run_record import describe_training
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.numbers import is_int_at_least
