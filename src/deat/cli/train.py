@@ -385,7 +385,8 @@ class TrainSession:
             yield None
             return
         options: dict[str, Any] = {"every": every, "checkpoints": checkpoints}
-        with RunLog(loggers, folder, name=self.out.name, notify=self.notify, **options) as log:
+        options |= {"name": self.out.name, "config": self.training.record}
+        with RunLog(loggers, folder, notify=self.notify, **options) as log:
             yield log
 
     @contextmanager

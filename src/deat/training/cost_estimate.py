@@ -178,7 +178,7 @@ def measure_attack_speed(
     # An attack that fools no image moves all of them in every step.
     ball = trainer.threat.balls[0]
     harmless = replace(ball, eps=ball.eps * HARMLESS_SHARE_OF_EPS)
-    stepping = replace(attack or parse_attack("pgd-20"), steps=MEASURED_ATTACK_STEPS, restarts=1)
+    stepping = replace(attack or parse_attack("pgd-20"), name="measured", steps=MEASURED_ATTACK_STEPS, restarts=1)
     if isinstance(trainer.task, Classification):
         with torch.no_grad(), eval_mode(model):
             y = as_class_logits(model(x)).argmax(1)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deat.errors import UsageError
 from deat.evaluation.attacks import (
     Attack,
     as_judged,
@@ -17,7 +16,6 @@ from deat.evaluation.attacks import (
     exact_outputs,
     is_beaten,
     keep_valid,
-    parse_attack,
 )
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.tasks import CLASSIFICATION, Task
@@ -59,10 +57,9 @@ def estimate_check_passes(attacks: Sequence[Any]) -> int:
     Args:
         attacks: The attacks of the evaluation. Most of deat's own are repeated from another start, with twice the steps.
     """
-    own = [attack for attack in attacks if isinstance(attack, Attack) and claimed_steps(attack) > 1]
+    own = [attack for attack in attacks if isinstance(attack, Attack) and attack.steps > 1]
     passes = sum(
-        claimed_steps(attack) * attack.restarts * (2 if _can_be_resumed(attack) else 3)
-        for attack in _without_shorter_runs(own)
+        attack.steps * attack.restarts * (2 if _can_be_resumed(attack) else 3) for attack in _without_shorter_runs(own)
     )
     return passes + (BASE_CHECK_PASSES if own else BASE_CHECK_PASSES + 20)
 
@@ -158,14 +155,14 @@ class AttackedSubset:
 
     @property
     def own_attacks(self) -> list[Attack]:
-        """Those attacks of the evaluation that are deat's own and have, or claim, several steps."""
+        """Those attacks of the evaluation that are deat's own and have several steps."""
         attacks = map(self._attack_from_settings, self.evaluation.settings["attacks"].values())
-        return [attack for attack in attacks if attack is not None and claimed_steps(attack) > 1]
+        return [attack for attack in attacks if attack is not None and attack.steps > 1]
 
     @property
     def longest_attack(self) -> Attack | None:
         """The one of these with the most steps, or None."""
-        return max(self.own_attacks, key=claimed_steps, default=None)
+        return max(self.own_attacks, key=lambda attack: attack.steps, default=None)
 
     def _attack_from_settings(self, settings: dict[str, Any]) -> Attack | None:
         """The attack with these settings; None for AutoAttack and users' own attacks."""
@@ -188,28 +185,18 @@ class AttackedSubset:
         return accuracy_tolerance(len(self.y))
 
 
-def claimed_steps(attack: Attack) -> int:
-    """Return the steps that an attack has, or that its name says it has if they are more."""
-    try:
-        return max(attack.steps, parse_attack(attack.name).steps)
-    except UsageError:
-        return attack.steps
-
-
 def _can_be_resumed(attack: Attack) -> bool:
-    """Whether twice the steps that an attack's name says are its own steps, made twice."""
-    return claimed_steps(attack) == attack.steps and attack.restarts == 1 and attack.alpha >= 1 / attack.steps
+    """Whether twice an attack's steps are its own steps, made twice."""
+    return attack.restarts == 1 and attack.alpha >= 1 / attack.steps
 
 
 def _without_shorter_runs(attacks: Sequence[Attack]) -> list[Attack]:
     """Leave out each attack of which there is a run with twice the steps or more, since that one shows if they matter."""
 
     def is_longer(run: Attack, attack: Attack) -> bool:
-        same = (
-            math.isclose(run.alpha, attack.alpha)
-            and replace(run, name=attack.name, steps=attack.steps, alpha=attack.alpha) == attack
-        )
-        return same and run.steps >= 2 * attack.steps and claimed_steps(attack) == attack.steps
+        renamed = replace(run, name="run", steps=attack.steps, alpha=attack.alpha)
+        same = math.isclose(run.alpha, attack.alpha) and renamed == replace(attack, name="run")
+        return same and run.steps >= 2 * attack.steps
 
     return [attack for attack in attacks if not any(is_longer(run, attack) for run in attacks)]
 
@@ -229,12 +216,12 @@ def _flag_not_converged(probe: AttackedSubset) -> Flag | None:
 
 
 def _flag_if_doubling_helps(probe: AttackedSubset, attack: Attack) -> Flag | None:
-    steps = claimed_steps(attack)
+    steps = attack.steps
     # Two starts of the attack cost as much, so an image that a second start fools is no sign.
     correct_from_two_starts = torch.minimum(probe.correct_from_first_start(attack), probe.correct(attack, seed=1))
     if _can_be_resumed(attack):
         doubled_correct = probe.correct_after_resuming(attack, seed=1)
-    else:  # twice the steps that its name says, and long enough that half of them cross the ball's radius
+    else:  # twice the steps, and long enough that half of them cross the ball's radius
         doubled = replace(attack, name=f"{attack.name} doubled", steps=2 * steps, alpha=max(attack.alpha, 1 / steps))
         doubled_correct = probe.correct(doubled)
     accuracy, doubled_accuracy = mean_accuracy(correct_from_two_starts), mean_accuracy(doubled_correct)
