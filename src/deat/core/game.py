@@ -447,7 +447,7 @@ class Game:
             buffers.update_applied.logical_and_(finite)
 
     def _perturb_weights(self, buffers: Buffers, perturbation: WeightPerturbation) -> None:
-        """Move the weights along the gradient of the loss; the pass is the one that the batch is measured by."""
+        """Move the weights along the gradient of the loss. Loss, accuracy and l_X of the batch come from this pass."""
         if self._has_summed_gradients:
             raise UsageError("awp+ cannot perturb the weights of an update that sums the gradients of several passes.")
         self._count_backprop(self._num_forwards)

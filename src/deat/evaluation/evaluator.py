@@ -361,8 +361,8 @@ class EvaluationRun:
         if sample is not None:
             progress.start_checks()
             on_progress(progress)
-            probe = self._make_probe(evaluation, sample, lambda: on_progress(progress))
-            late_flags = run_extra_attacks(probe) + self._check_statefulness(copies, probe, early_flags)
+            subset = self._attacked_subset(evaluation, sample, lambda: on_progress(progress))
+            late_flags = run_extra_attacks(subset) + self._check_statefulness(copies, subset, early_flags)
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
@@ -394,7 +394,7 @@ class EvaluationRun:
             on_flag(flag)
         return flags
 
-    def _make_probe(
+    def _attacked_subset(
         self, evaluation: Evaluation, sample: LabeledImages, on_attack_done: Callable[[], None]
     ) -> AttackedSubset:
         """What attacks the sample in more ways."""
@@ -405,13 +405,13 @@ class EvaluationRun:
         return AttackedSubset(model, judge.model, threat, x, y, rows, evaluation, on_attack_done, task)
 
     def _check_statefulness(
-        self, copies: FreshCopies | None, probe: AttackedSubset, early_flags: list[Flag]
+        self, copies: FreshCopies | None, subset: AttackedSubset, early_flags: list[Flag]
     ) -> list[Flag]:
         """Flags about answers that depend on earlier questions; random ones always differ."""
         names = {flag.name for flag in early_flags}
         if copies is None or names & {"randomised", "training_mode", "not_finite"}:
             return []
-        flag = check_statefulness(probe, copies)
+        flag = check_statefulness(subset, copies)
         return [flag] if flag else []
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:

@@ -48,7 +48,9 @@ def check_before_attacks(
             large_batch = _query(model, _fill_batch(x, batch_size), _fill_batch(y, batch_size), task)
         other_flags = (
             _flag_probabilities(logits) if task.reads_logits else None,
-            None if random_outputs else _flag_batch_dependent(model, x, logits, large_batch),  # else they always differ
+            None
+            if random_outputs
+            else _flag_batch_dependent(model, x, logits, large_batch),  # random outputs differ in every batch
             _flag_at_chance(logits, y, num_classes, task),
             _flag_zero_gradients(own_batch, large_batch),
             _flag_autograd_inside(model, x),
