@@ -1,4 +1,4 @@
-"""Schedules: how many adversarial steps k, and of which size alpha, each epoch takes.
+"""Schedules: how many attack steps k each epoch takes, and of which size alpha; M+ is `GradientMagnitude`.
 
 A schedule is a frozen rule. Its state is a JSON value that the caller stores: ``init() -> state``,
 ``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``. A schedule for a loop of your own takes

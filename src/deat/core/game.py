@@ -43,7 +43,7 @@ Move = Callable[[Buffers], None]
 
 
 class Game:
-    """The state and the moves of adversarial training on one batch at a time.
+    """Training on one batch, as a game of two players: the adversary moves delta, the learner the weights.
 
     A `Play` calls the moves: `begin_batch`, then `ascend`, `joint_update`, `step_delta` or `accumulate_gradients`, then
     `end_batch`.

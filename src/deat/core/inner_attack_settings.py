@@ -92,7 +92,6 @@ class InnerAttack:
                 "persistent carries delta from batch to batch, and a delta that leaves the ball (n-fgsm) would grow with every "
                 "batch. Leave persistent out, or use a method such as fgsm or free-4."
             )
-
         if self.remember is not None and self.persistent:
             raise UsageError(
                 "persistent starts from the delta of the batch before, and this attack (fgsm-pgi) from one that it remembers "

@@ -209,7 +209,7 @@ class CleanBlock(NamedTuple):
 
 
 class AttackVerifier:
-    """Classifies blocks of images under attack.
+    """Attacks blocks of images, verifies the adversarial examples and classifies them.
 
     A result depends only on the model, the seed, the attack, the block and the precision of the attacks. Adversarial
     examples are verified (inside the ball, inside [0, 1], finite) and classified by the exact model in float32,
@@ -228,8 +228,8 @@ class AttackVerifier:
         UsageError: The precision is unknown, or needs a CUDA device and the model is on the CPU.
 
     Example:
-        >>> judge = AttackVerifier(model, deat.Linf(8 / 255), seed=0)
-        >>> judge.attack_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
+        >>> verifier = AttackVerifier(model, deat.Linf(8 / 255), seed=0)
+        >>> verifier.attack_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
         [True, False, ...]
     """
 

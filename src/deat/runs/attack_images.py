@@ -16,7 +16,7 @@ from deat.data.input_images import ImageFile, InputImage, list_image_files, read
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attack_registry import describe_attack, get_attack
 from deat.evaluation.attack_verifier import AttackLike, derive_block_seed
-from deat.evaluation.attacks import as_judged, call_attack, is_natural
+from deat.evaluation.attacks import as_evaluated, call_attack, is_natural
 from deat.evaluation.image_rounding import round_to_8_bits
 from deat.radius_checks import check_radius
 from deat.runs.predict import Paths, check_classifies_images, class_name, classify, find_crop_fraction
@@ -164,7 +164,7 @@ def attack_images(
         >>> deat.attack_images("runs/photos", "holiday/", "attacked", threat="linf:4/255").count("fooled")
         12
     """
-    chosen = as_judged(get_attack(attack))
+    chosen = as_evaluated(get_attack(attack))
     if is_natural(chosen):
         raise UsageError("natural is no attack: it changes no image. Choose one of deat list attacks.")
     for name, value, least in (("seed", seed, 0), ("block", block, 1)):

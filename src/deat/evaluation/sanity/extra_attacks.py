@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deat.evaluation.attacks import (
     Attack,
-    as_judged,
+    as_evaluated,
     attack_examples,
     exact_outputs,
     is_beaten,
@@ -114,7 +114,7 @@ class AttackedSubset:
         return self._run(attack, None, 0, self.exact_model).correct
 
     def _run(self, attack: Attack, eps: float | None, seed: int, model: nn.Module) -> AttackedSample:
-        attack = as_judged(attack)
+        attack = as_evaluated(attack)
         key = attack, self.threat.eps if eps is None else eps, seed, model
         if key not in self.results_cache:
             threat = replace(self.threat, eps=key[1])
@@ -133,7 +133,7 @@ class AttackedSubset:
 
     def correct_after_resuming(self, attack: Attack, seed: int) -> Tensor:
         """Return which images are still correct after twice the attack's steps: it is run, and then continued."""
-        attack = as_judged(attack)
+        attack = as_evaluated(attack)
         x_adv, correct = self._run(attack, None, seed, self.model)
         is_done = is_beaten(self.model, x_adv, self.y, self.task) & bool(attack.freeze)
         rows = (~is_done).nonzero().squeeze(1)
