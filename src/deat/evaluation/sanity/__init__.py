@@ -5,7 +5,7 @@ differ only if they are more than 0.5 points and more than 2 images apart.
 """
 
 from deat.evaluation.sanity.after_attack import AttackProbe, check_after_attacks, estimate_check_passes
-from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE, are_probabilities, check_before_attacks
+from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE, check_before_attacks
 from deat.evaluation.sanity.consistency import check_consistency
 from deat.evaluation.sanity.flag_advice import FLAG_ADVICE, Flag, accuracy_tolerance
 from deat.evaluation.sanity.stateful_model import FreshCopies, check_memory, copy_before_queries
@@ -21,7 +21,6 @@ __all__ = [
     "Flag",
     "FreshCopies",
     "accuracy_tolerance",
-    "are_probabilities",
     "check_after_attacks",
     "check_before_attacks",
     "check_consistency",
