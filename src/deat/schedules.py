@@ -47,7 +47,7 @@ class Schedule(ABC):
     Args:
         alpha: Step size, absolute.
         alpha_eps: Step size, in units of eps.
-        level: Threshold of the freeze rule: FAT's tau or DAT's c_t.
+        level: Threshold of the stop rule: FAT's tau or DAT's c_t.
         stretch: Length that k steps must be able to cover, absolute.
         stretch_eps: Length that k steps must be able to cover, in units of eps.
 
@@ -110,7 +110,7 @@ class Schedule(ABC):
             epoch: Its number, from 0.
 
         Returns:
-            The number of steps, the step size and the level of the freeze rule.
+            The number of steps, the step size and the level of the stop rule.
         """
         k = self.k_at(state, epoch)
         return Budget(k, self.step_size(k), self.level_at(epoch), epoch)
@@ -141,7 +141,7 @@ class Schedule(ABC):
         """
 
     def level_at(self, epoch: int) -> float:
-        """Return the level of the freeze rule in an epoch.
+        """Return the level of the stop rule in an epoch.
 
         Args:
             epoch: The epoch, from 0.

@@ -233,7 +233,7 @@ class ThreatModel(ABC):
         """Return the perturbation inside ball and box that is nearest in Euclidean distance.
 
         Args:
-            x: The images, which must lie in the box: no perturbation of others is in ball and box.
+            x: The images, which must lie in the box. Of others no perturbation is in ball and box; it stays in the ball.
             delta: Their perturbations.
 
         Returns:
@@ -508,9 +508,10 @@ class Linf(_NormBall):
 
     def _project(self, delta: Tensor, below: Tensor | None, above: Tensor | None, x: Tensor | None) -> Tensor:
         """Clamp each pixel's change to [max(-eps, -below), min(eps, above)]."""
-        # Both intervals contain 0, so clamping to one after the other clamps to their intersection.
-        clamped = delta.clamp(-self.eps, self.eps)
-        return clamped if below is None else clamped.clamp(-below, above)
+        # Both intervals contain 0, so clamping to one after the other clamps to their intersection. The ball comes last:
+        # it holds also where an image is outside the box.
+        clipped = delta if below is None else delta.clamp(-below, above)
+        return clipped.clamp(-self.eps, self.eps)
 
     def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
         """Draw every coordinate from [-eps, eps]; see `ThreatModel.sample_uniform`."""

@@ -195,7 +195,7 @@ def keep_epoch(data: object, **options: object) -> None:
     trainer.checkpointer.save_if_due(trainer)
 
 
-ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "bf16", "cpu": "AVX3"}
+ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "fp16", "cpu": "AVX3"}
 
 
 @pytest.mark.promise("P19")

@@ -9,8 +9,8 @@ from torch import nn
 
 import deat
 from deat.evaluation.progress import EvaluationProgress
-from deat.evaluation.resume_log import are_close, fingerprint_logits
 from deat.evaluation.sanity import check_before_attacks
+from deat.utils.fingerprints import are_close, fingerprint_logits
 from helpers.eval_attackers import Interrupted
 from helpers.eval_nets import THREAT, convolutional, digits
 

@@ -20,10 +20,11 @@ from torch import nn
 import deat
 from deat.evaluation import auto_pgd, autoattack
 from deat.evaluation.attack_registry import get_attack
-from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
+from deat.evaluation.attack_verifier import derive_block_seed
+from deat.evaluation.attacks import AUTOATTACK_PARTS
+from deat.evaluation.autoattack import AutoAttack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.nearest_hyperplane import step_to_hyperplane
-from deat.evaluation.verified_attack import derive_block_seed
 from helpers.eval_nets import Around, digits, quantised, tiny
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable

@@ -178,4 +178,4 @@ def test_callbacks_can_read_which_engine_runs(paced, capsys, monkeypatch):
     said = [text.rpartition("s")[2] for text in capsys.readouterr().out.splitlines()]
     assert said == [" recorded", " compiled", " compiled", ""]
     said = [text for text in out.getvalue().splitlines() if "moves" in text]
-    assert said == ["  moves are compiled from here on", "  moves are eager from here on"]
+    assert [("compiled" in text, "eager" in text) for text in said] == [(True, False), (False, True)]

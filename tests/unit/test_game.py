@@ -306,6 +306,18 @@ def test_carried_delta_takes_the_step_after_the_last_pass_too():
     assert not torch.allclose(game.carried_delta, inputs.seen[-1] - x)
 
 
+@pytest.mark.parametrize(("rules", "is_stepped"), [("default", False), ("literal", False), ("released", True)])
+def test_in_epochs_with_k_0_a_carried_delta_moves_only_where_the_network_sees_it(rules, is_stepped):
+    method, net = deat.configure_method(deat.get_method("m+deat", rules=rules), persistent=True), conv_net()
+    inputs, game = Inputs(net), game_of(method, net)
+    for seed in (0, 1):
+        method.play(game, *images(seed=seed), Budget(0, 0.01))
+        assert (game.carried_delta.abs().max() > 0) == is_stepped
+    x, y = images(seed=2)
+    method.play(game, x, y, Budget(1, 0.01))
+    assert torch.equal(inputs.seen[2], x) is not is_stepped
+
+
 def test_short_batch_uses_and_renews_the_first_rows_of_the_carried_delta():
     method, net = persistent_free(), conv_net()
     inputs, game = Inputs(net), game_of(method, net)

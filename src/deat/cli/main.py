@@ -18,7 +18,7 @@ from deat.cli.predict_and_attack import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
-from deat.cli.watch import WatchCommand
+from deat.cli.watch_server import WatchCommand
 from deat.errors import unknown_name_error
 from deat.version import VERSION
 

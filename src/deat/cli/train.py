@@ -32,8 +32,8 @@ from deat.data import DataSplits, LazyImages
 from deat.errors import CheckpointError, UsageError
 from deat.integrations.loggers import RunLog, get_loggers
 from deat.integrations.loggers.run_log import get_recorded_loggers, read_log_options
-from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
+from deat.runs.folder_training import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.initial_scores import InitialScores, score_initial_weights
 from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
 from deat.runs.request import Request, Run, resolve_request
@@ -385,7 +385,8 @@ class TrainSession:
             yield None
             return
         options: dict[str, Any] = {"every": every, "checkpoints": checkpoints}
-        with RunLog(loggers, folder, name=self.out.name, notify=self.notify, **options) as log:
+        options |= {"name": self.out.name, "config": self.training.record}
+        with RunLog(loggers, folder, notify=self.notify, **options) as log:
             yield log
 
     @contextmanager

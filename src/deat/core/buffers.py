@@ -51,7 +51,7 @@ class Buffers:
         initial_delta: The perturbation at the start, for DAT and for losses that need it.
         reference_logits: The outputs for the clean examples, for the TRADES attack.
         steps_left: The steps that FAT still allows each example.
-        active: Which examples still move, under a freeze rule.
+        active: Which examples still move, under a stop rule.
         loss: The mean training loss of the last update.
         num_correct: How many perturbed examples the network was right about in the last update: the sum of the task's
             accuracy.

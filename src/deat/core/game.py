@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from deat.core.buffers import Budget, Buffers, Cost
+from deat.core.compiled_functions import NetworkFunctions, unwrap_ddp
 from deat.core.first_layer import FirstLayer, find_first_layer
 from deat.core.gradient_penalty import AddedPenalty
-from deat.core.inner_attack import DeltaScale, InnerAttack
+from deat.core.inner_attack_settings import DeltaScale, InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.meter import Meter
-from deat.core.network_calls import NetworkCalls, unwrap_ddp
 from deat.core.remembered_starts import StartMemory
 from deat.core.training_losses import Objective
 from deat.core.union_rules import make_union_rule
@@ -125,7 +125,7 @@ class Game:
         self.after_update: Callable[[], None] | None = None
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
         threat = parse_threat(threat)
-        self.calls = NetworkCalls(net, objective, attack, threat, self.task, self.executor)
+        self.calls = NetworkFunctions(net, objective, attack, threat, self.task, self.executor)
         self.start_memory: StartMemory | None = None
         self.batch_index: Tensor | None = None
         self._must_remember, self._epoch = False, 0
@@ -569,7 +569,7 @@ class Game:
         self.optimizer.zero_grad(set_to_none=not self.has_static_gradients)
 
     def step(self, buffers: Buffers) -> None:
-        """Step delta along the last gradient, and project it; frozen examples do not move.
+        """Step delta along the last gradient, and project it; stopped examples do not move.
 
         Args:
             buffers: The batch's buffers.

@@ -23,7 +23,7 @@ class EpochRecord:
         magnitude: The gradient magnitude, l_X in the paper.
         examples: The number of images counted.
         skipped: The number of updates that a loss scaler skipped.
-        active: The number of image steps of delta under a freeze rule.
+        active: The number of image steps of delta under a stop rule.
         measured: The means of the method's measurements, by name.
     """
 
@@ -50,7 +50,7 @@ class Meter:
     Attributes:
         sums: Loss, correct predictions, l_X, images, and the measurements.
         counts: Batches, the first batch with a non-finite value (from 1; 0 if none), skipped updates, and image steps
-            under a freeze rule.
+            under a stop rule.
     """
 
     def __init__(

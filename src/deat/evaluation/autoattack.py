@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack, is_beaten
+from deat.evaluation.attacks import AUTOATTACK_PARTS, Attack, is_beaten
 from deat.evaluation.auto_pgd import AutoPGD
 from deat.evaluation.fast_adaptive_boundary import FastAdaptiveBoundary
-from deat.evaluation.fast_model import FastModel, full_precision
+from deat.evaluation.fast_model import FastModel
 from deat.evaluation.square_attack import Square
 from deat.tasks import CLASSIFICATION, Classification, Task
 from deat.threat import ThreatModel
+from deat.utils.float32_precision import full_precision
 from deat.utils.torch_utils import broadcast_mask, eval_mode, frozen_parameters
 
-AUTOATTACK_PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 REFINE_STEPS = 10
 
 

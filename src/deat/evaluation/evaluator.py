@@ -12,11 +12,21 @@ from typing import Any, Never
 import torch
 from torch import Tensor, nn
 
-from deat.data import DataLike, DataSplits, Source, as_source
+from deat.data import BatchSource, DataLike, DataSplits, as_source
 from deat.data.datasets import adapt_data
 from deat.errors import DataError, UsageError, unknown_name_error
 from deat.evaluation.adversarial_examples import AdversarialExamples, check_examples
-from deat.evaluation.arguments import (
+from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
+from deat.evaluation.attack_verifier import AttackLike, AttackVerifier, get_stages
+from deat.evaluation.block_evaluation import (
+    BlockEvaluator,
+    LabeledImages,
+    iter_blocks,
+    peek_images,
+    sample_images,
+    sample_indices,
+)
+from deat.evaluation.evaluation_request import (
     EvaluationRequest,
     call_on_one_image,
     check_about,
@@ -26,40 +36,23 @@ from deat.evaluation.arguments import (
     choose_task,
     count_outputs,
 )
-from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
-from deat.evaluation.block_evaluation import (
-    BlockEvaluator,
-    LabeledImages,
-    iter_blocks,
-    peek_images,
-    sample_images,
-    sample_indices,
-)
 from deat.evaluation.fast_model import choose_attack_engine, choose_attack_threads
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
-from deat.evaluation.resume_log import (
-    FINGERPRINT_IMAGES,
-    ResumeLog,
-    fingerprint,
-    fingerprint_code,
-    fingerprint_logits,
-    fingerprint_model,
-)
+from deat.evaluation.resume_log import ResumeLog
 from deat.evaluation.sanity import (
     SANITY_IMAGES,
-    AttackProbe,
+    AttackedSubset,
     Flag,
     FreshCopies,
-    check_after_attacks,
     check_before_attacks,
     check_consistency,
-    check_memory,
+    check_statefulness,
     copy_before_queries,
     estimate_check_passes,
+    run_extra_attacks,
 )
 from deat.evaluation.union import combine_balls
-from deat.evaluation.verified_attack import AttackLike, Judge, get_stages
 from deat.models.interface_checks import check_model
 from deat.models.logits_wrapper import LogitsModel, has_logits, take_logits
 from deat.radius_checks import check_radius, get_tiny_radius_warnings
@@ -67,6 +60,13 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, Union, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
+from deat.utils.fingerprints import (
+    FINGERPRINT_IMAGES,
+    fingerprint,
+    fingerprint_code,
+    fingerprint_logits,
+    fingerprint_model,
+)
 from deat.utils.torch_utils import device_of, use_threads
 from deat.version import get_versions
 
@@ -287,7 +287,7 @@ class EvaluationRun:
 
     def _set_request(self, request: EvaluationRequest) -> None:
         self.request = request
-        self.judge = Judge(
+        self.judge = AttackVerifier(
             request.model,
             request.threat,
             request.seed,
@@ -316,7 +316,9 @@ class EvaluationRun:
         code = fingerprint_code(request.model) if request.resume_log else ""
         return fingerprint(settings, attacks, self._model_fingerprint, code)
 
-    def run(self, source: Source, on_progress: ProgressCallback, on_flag: FlagCallback) -> tuple[Evaluation, ResumeLog]:
+    def run(
+        self, source: BatchSource, on_progress: ProgressCallback, on_flag: FlagCallback
+    ) -> tuple[Evaluation, ResumeLog]:
         """Evaluate a source.
 
         Args:
@@ -360,7 +362,7 @@ class EvaluationRun:
             progress.start_checks()
             on_progress(progress)
             probe = self._make_probe(evaluation, sample, lambda: on_progress(progress))
-            late_flags = check_after_attacks(probe) + self._check_memory(copies, probe, early_flags)
+            late_flags = run_extra_attacks(probe) + self._check_statefulness(copies, probe, early_flags)
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
@@ -394,20 +396,22 @@ class EvaluationRun:
 
     def _make_probe(
         self, evaluation: Evaluation, sample: LabeledImages, on_attack_done: Callable[[], None]
-    ) -> AttackProbe:
+    ) -> AttackedSubset:
         """What attacks the sample in more ways."""
         judge, (x, y) = self.judge, sample
         rows = sample_indices(evaluation.num_images, SANITY_IMAGES)
         model = judge.choose_attack_model(x)
         threat, task = self.request.threat, self.request.task
-        return AttackProbe(model, judge.model, threat, x, y, rows, evaluation, on_attack_done, task)
+        return AttackedSubset(model, judge.model, threat, x, y, rows, evaluation, on_attack_done, task)
 
-    def _check_memory(self, copies: FreshCopies | None, probe: AttackProbe, early_flags: list[Flag]) -> list[Flag]:
+    def _check_statefulness(
+        self, copies: FreshCopies | None, probe: AttackedSubset, early_flags: list[Flag]
+    ) -> list[Flag]:
         """Flags about answers that depend on earlier questions; random ones always differ."""
         names = {flag.name for flag in early_flags}
         if copies is None or names & {"randomised", "training_mode", "not_finite"}:
             return []
-        flag = check_memory(probe, copies)
+        flag = check_statefulness(probe, copies)
         return [flag] if flag else []
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
@@ -423,7 +427,7 @@ class EvaluationRun:
         task = self.request.task
         return {} if task == CLASSIFICATION else {"task": task.describe()}
 
-    def _describe_settings(self, source: Source, num_outputs: int) -> dict[str, Any]:
+    def _describe_settings(self, source: BatchSource, num_outputs: int) -> dict[str, Any]:
         """The settings of evaluation.json."""
         request, fast_model = self.request, self.judge.fast_model
         return {

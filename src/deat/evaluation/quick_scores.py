@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deat.data import Source
+from deat.data import BatchSource
 from deat.evaluation.attacks import Attack, logits_under_attack, parse_attack
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
@@ -32,7 +32,7 @@ class QuickScore(NamedTuple):
 
 def compute_accuracies(
     model: nn.Module,
-    source: Source,
+    source: BatchSource,
     attacks: Sequence[str | Attack],
     threat: ThreatModel,
     seed: int,
@@ -70,7 +70,7 @@ def compute_accuracies(
 
 def compute_scores(
     model: nn.Module,
-    source: Source,
+    source: BatchSource,
     attacks: Sequence[str | Attack],
     threat: ThreatModel,
     seed: int,

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from deat.errors import CheckpointError, DataError, NewerVersionError, UsageError
+from deat.evaluation.attack_verifier import BlockResult, combine_worst, sum_counts
 from deat.evaluation.intervals import bootstrap_intervals, wilson_interval
 from deat.evaluation.sanity import Flag
-from deat.evaluation.verified_attack import BlockResult, combine_worst, sum_counts
 from deat.tasks import Task, build_task
+from deat.threat import format_threat
 from deat.utils.json_checksum import add_checksum, is_unchanged
 from deat.utils.notebook_display import make_data_frame, render_html
 from deat.utils.safe_read import read_plain_text
@@ -284,17 +285,27 @@ class Evaluation:
         )
 
     def _repr_html_(self) -> str:
-        rows = [
-            (name, self.task.format_metric(value), " to ".join(map(self.task.format_metric, self.intervals[name])))
-            for name, value in self.accuracy.items()
-        ]
+        rows = [self._format_row(name, name) for name in self.accuracy]
+        balls = [ball for ball in self.balls.values() if ball.has_worst_case]
+        rows += [ball._format_row("worst", f"worst, {ball._threat_text}") for ball in balls]
         checked = (
             [] if self.sanity_checked else ["The sanity checks did not run, so nothing is known against the numbers."]
         )
         flags = [flag.line for flag in self.flags]
         examples = f"{self.num_images:,} {'examples' if self.task.is_graded else 'images'}"
-        header = ("attack", self.metric, "95 % interval")
-        return render_html(f"Evaluation on {examples}", [*checked, *flags], header=header, rows=rows)
+        lines = [f"threat model: {self._threat_text}", *checked, *flags]
+        return render_html(
+            f"Evaluation on {examples}", lines, header=("attack", self.metric, "95 % interval"), rows=rows
+        )
+
+    @property
+    def _threat_text(self) -> str:
+        threat = self.settings.get("threat")
+        return format_threat(threat) if threat else "unknown"
+
+    def _format_row(self, name: str, title: str) -> tuple[str, str, str]:
+        bounds = " to ".join(map(self.task.format_metric, self.intervals[name]))
+        return title, self.task.format_metric(self.accuracy[name]), bounds
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of evaluation.json, with a checksum of all of it."""

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from deat.evaluation.attack_registry import describe_attack
+from deat.evaluation.attack_verifier import AttackLike, combine_worst, sum_counts
 from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import Flag
-from deat.evaluation.verified_attack import AttackLike, combine_worst, sum_counts
 from deat.threat import Union
 
 

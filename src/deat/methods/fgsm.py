@@ -1,7 +1,7 @@
 """U-FGSM, N-FGSM, FGSM-PGI and GradAlign: one step of the attack, and what keeps it from collapsing.
 
-Idea: one step of 1.25 eps from a random point of the ball trains almost as well as many small ones, until
-it collapses (catastrophic overfitting). The word is `AJ`.
+Idea: one step of 1.25 eps from a random point of the ball trains almost as well as many small ones, until it
+collapses (catastrophic overfitting). Moves of a batch (core/game.py): `AJ`.
 Citation: Wong, Rice, Kolter, "Fast is better than free", ICLR 2020.
 Settings: alpha 1.25 eps (10/255), uniform start. Cost: 2 backprops a batch.
 `m+fgsm`, which the paper names without defining it, is M+ over such steps, k at most 7.

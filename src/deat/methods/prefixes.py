@@ -9,7 +9,7 @@ gradient of that update at the worst weights nearby (Wu, Xia, Wang 2020).
 from collections.abc import Callable
 from dataclasses import replace
 
-from deat.core.freeze_rules import FreezeWhenFooled
+from deat.core.example_stopping import StopWhenFooled
 from deat.core.gradient_penalty import GradientPenalty
 from deat.core.move_order import PenaliseGradient, PerturbWeights, Relay, find_play
 from deat.core.weight_perturbation import WeightPerturbation
@@ -60,7 +60,7 @@ def friendly(base: Method, tau: int = 3) -> Method:
         The method, named f+base.
 
     Raises:
-        UsageError: If base is no Method, does not craft, has no adversary, or already has a freeze rule.
+        UsageError: If base is no Method, does not craft, has no adversary, or already has a stop rule.
 
     Example:
         >>> deat.friendly(deat.get_method("trades"), tau=1).name
@@ -74,7 +74,7 @@ def friendly(base: Method, tau: int = 3) -> Method:
         raise UsageError(f"f+ cannot be put before {base.name}: it already has a rule that stops single examples.")
     if not base.schedule.has_adversary:
         raise UsageError("f+ needs a method with an adversary: natural training takes no steps to stop.")
-    attack = replace(base.attack, freeze=FreezeWhenFooled(), batch_norm="eval")
+    attack = replace(base.attack, freeze=StopWhenFooled(), batch_norm="eval")
     schedule = replace(base.schedule, level=float(tau))
     summary = _join(base.summary, "friendly")
     return replace(base, name=f"f+{base.name}", attack=attack, schedule=schedule, summary=summary)

@@ -33,10 +33,7 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData, describe_common_setup
-from deat.report.run_results import ReportRow, RunResults
-from deat.report.setting_names import SETTINGS_IN_EPS, format_setting_value, group_settings, name_setting
-from deat.report.significance import SIGNIFICANCE_LEVEL, describe_ties, select_rankable_rows
-from deat.report.stats import (
+from deat.report.row_statistics import (
     AccuracyCell,
     find_pareto_front,
     format_attack_name,
@@ -50,6 +47,9 @@ from deat.report.stats import (
     summarize_accuracy,
     summarize_cost,
 )
+from deat.report.run_results import ReportRow, RunResults
+from deat.report.setting_names import SETTINGS_IN_EPS, format_setting_value, group_settings, name_setting
+from deat.report.significance import SIGNIFICANCE_LEVEL, describe_ties, select_rankable_rows
 from deat.report.tables import (
     CLAIM_COLUMNS,
     ResultsTable,
@@ -66,7 +66,7 @@ from deat.report.tables import (
     list_scored_runs,
     read_task,
 )
-from deat.report.unevaluated_runs import (
+from deat.report.validation_results import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_NOTE,
     HELD_OUT_TITLE,

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from deat.data.input_images import ImageFile, InputImage, list_image_files, read_image_file, unreadable_error
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attack_registry import describe_attack, get_attack
+from deat.evaluation.attack_verifier import AttackLike, derive_block_seed
 from deat.evaluation.attacks import as_judged, call_attack, is_natural
-from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.image_rounding import round_to_8_bits
-from deat.evaluation.resume_log import fingerprint_model
-from deat.evaluation.verified_attack import AttackLike, derive_block_seed
 from deat.radius_checks import check_radius
 from deat.runs.predict import Paths, check_classifies_images, class_name, classify, find_crop_fraction
 from deat.runs.saved_run import SavedRun, load_run
@@ -27,6 +25,8 @@ from deat.runs.schema import EpochChoice
 from deat.tasks.classification import as_class_logits
 from deat.threat import ThreatModel, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.fingerprints import fingerprint_model
+from deat.utils.float32_precision import exact_float32
 from deat.utils.numbers import is_int_at_least
 from deat.utils.safe_write import check_no_symlinks, write_atomic, write_json
 from deat.utils.text import format_names

@@ -6,7 +6,7 @@ from pathlib import Path
 from deat.evaluation.attack_registry import get_attacks
 from deat.evaluation.attacks import parse_attack
 from deat.evaluation.sanity import SANITY_IMAGES
-from deat.evaluation.sanity.after_attack import estimate_check_passes
+from deat.evaluation.sanity.extra_attacks import estimate_check_passes
 from deat.runs.final_scores import SCORE_ATTACKS, ScoreOptions, wants_baseline
 from deat.runs.initial_scores import INITIAL_ATTACK
 from deat.runs.load_run import get_test_split

@@ -35,7 +35,7 @@ from deat.training.epoch_records import (
     write_records,
 )
 from deat.training.messages import format_command
-from deat.training.result_folder import BEST_WEIGHTS_KEY, format_weights_note, write_run_json
+from deat.training.run_record import BEST_WEIGHTS_KEY, format_weights_note, write_run_json
 from deat.training.trainer import Trainer
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
 from deat.utils.safe_read import read_plain_text

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from deat.core.buffers import Budget
-from deat.data import Source
+from deat.data import BatchSource
 from deat.evaluation.attack_registry import estimate_passes
+from deat.evaluation.attack_verifier import AttackLike
 from deat.evaluation.attacks import Attack, logits_under_attack, parse_attack
-from deat.evaluation.verified_attack import AttackLike
 from deat.methods import Method
 from deat.schedules import Schedule
 from deat.tasks import Classification
@@ -159,7 +159,7 @@ def backprop_bounds(method: Method, schedule: Schedule, epochs: int) -> tuple[in
 
 
 def measure_attack_speed(
-    trainer: Trainer, source: Source, *, attack: Attack | None = None, uses_autocast: bool = False
+    trainer: Trainer, source: BatchSource, *, attack: Attack | None = None, uses_autocast: bool = False
 ) -> AttackSpeed:
     """Measure how fast the network of a trainer is attacked, on a batch of a source and on half of it.
 
@@ -178,7 +178,7 @@ def measure_attack_speed(
     # An attack that fools no image moves all of them in every step.
     ball = trainer.threat.balls[0]
     harmless = replace(ball, eps=ball.eps * HARMLESS_SHARE_OF_EPS)
-    stepping = replace(attack or parse_attack("pgd-20"), steps=MEASURED_ATTACK_STEPS, restarts=1)
+    stepping = replace(attack or parse_attack("pgd-20"), name="measured", steps=MEASURED_ATTACK_STEPS, restarts=1)
     if isinstance(trainer.task, Classification):
         with torch.no_grad(), eval_mode(model):
             y = as_class_logits(model(x)).argmax(1)

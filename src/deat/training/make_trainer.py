@@ -5,14 +5,14 @@ from typing import Any
 
 from torch import nn
 
-from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source
+from deat.data import Augment, BatchSource, DataLike, DataSplits, ImageSet, LazyImages
 from deat.data.augment import check_augment
+from deat.data.batch_source import as_image_set
 from deat.data.channel_stats import measure_channel_stats
 from deat.data.dataloader_source import data_type_name
 from deat.data.datasets import adapt_data
-from deat.data.sources import as_image_set
 from deat.errors import UsageError, unknown_name_error
-from deat.evaluation.arguments import choose_task
+from deat.evaluation.evaluation_request import choose_task
 from deat.methods import Method, get_method
 from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import add_normalization, get_input_std
@@ -37,12 +37,12 @@ from deat.utils.text import MessageHandler, show_as_warning
 
 def make_trainer(
     model: nn.Module,
-    train: DataLike | Source | DataSplits,
+    train: DataLike | BatchSource | DataSplits,
     *,
     method: str | Method = "m+deat",
     threat: str | ThreatModel | None = None,
     config: TrainConfig | None = None,
-    val: DataLike | Source | float | None = None,
+    val: DataLike | BatchSource | float | None = None,
     optimizer: OptimizerFactory | None = None,
     normalize: Normalization | str | None = None,
     augment: Augment | None = None,
@@ -144,7 +144,7 @@ def _resolve_normalization(
     return (stats.mean, stats.std) if stats else None
 
 
-def shard_source(source: Source, model: nn.Module, method: Method, distributed: Distributed) -> None:
+def shard_source(source: BatchSource, model: nn.Module, method: Method, distributed: Distributed) -> None:
     """Make a source return only this process's part of every batch.
 
     Args:

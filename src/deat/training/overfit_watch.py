@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from deat.checkpoint.encoding import check_list_of
-from deat.data import DataLike, ImageSet, InMemorySource, Source
+from deat.data import BatchSource, DataLike, ImageSet, InMemorySource
 from deat.errors import unknown_name_error
 from deat.evaluation.attacks import parse_attack
 from deat.evaluation.block_evaluation import sample_images
@@ -175,7 +175,7 @@ class OverfitWatch:
 
     def __init__(
         self,
-        images: DataLike | Source,
+        images: DataLike | BatchSource,
         threat: str | ThreatModel,
         action: WatchAction = "warn",
         *,
@@ -339,7 +339,7 @@ def _chance(source: InMemorySource) -> float:
     return max(Counter(classes).values()) / len(classes) if classes else 0.0
 
 
-def _make_image_slice(source: Source, device: torch.device, task: Task) -> InMemorySource:
+def _make_image_slice(source: BatchSource, device: torch.device, task: Task) -> InMemorySource:
     """Read at most MAX_SCORED_IMAGES images, evenly spaced over a source."""
     x, y = sample_images(source, source.num_examples, MAX_SCORED_IMAGES, device)
     classes = tuple(str(c) for c in range(source.num_classes))

@@ -15,9 +15,8 @@ from deat.core.game import Game
 from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
 from deat.data.batch_order import num_images_in_batch
-from deat.data.sources import SeekableSource, Source, find_batch_indices, stopping_workers
+from deat.data.batch_source import BatchSource, SeekableSource, find_batch_indices, stopping_workers
 from deat.engine.cpu_memory import reused_memory
-from deat.engine.cuda_graphs import device_context
 from deat.engine.layer_work import count_multiply_adds
 from deat.engine.precision import has_native_cpu_bf16
 from deat.errors import Interrupted, NumericalError
@@ -31,11 +30,11 @@ from deat.threat import ThreatModel, parse_threat
 from deat.training.batch_mixing import BatchMixing
 from deat.training.best_epoch import CHOICE_KEY, BestEpoch, ScoredEpoch, Snapshot
 from deat.training.callbacks import CallbackLike, Checkpointer, check_callbacks
-from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
 from deat.training.epoch_records import EpochStats, EpochTiming, separate_training_accuracy
+from deat.training.learner_task import make_learner_task
 from deat.training.messages import (
     collect_partial_notes,
     collect_result_notes,
@@ -56,14 +55,14 @@ from deat.training.optimizers import (
     make_optimizer,
     make_optimizer_factory,
 )
-from deat.training.result_folder import describe_training
+from deat.training.run_record import describe_training
 from deat.training.train_result import TrainResult
 from deat.training.validation import Validator, ValScores
 from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
-from deat.utils.torch_utils import without_autocast
+from deat.utils.torch_utils import device_context, without_autocast
 
 Batch = tuple[Tensor, Tensor]
 
@@ -110,12 +109,12 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        train: Source,
+        train: BatchSource,
         *,
         method: str | Method,
         threat: str | ThreatModel,
         config: TrainConfig,
-        val: Source | None = None,
+        val: BatchSource | None = None,
         optimizer: OptimizerFactory | None = None,
         callbacks: Sequence[CallbackLike] = (),
         distributed: Distributed = SINGLE_PROCESS,
@@ -326,6 +325,9 @@ class Trainer:
         """Train on a CPU in the precision that a checkpoint was trained in, where the config leaves the choice to deat.
 
         What "auto" is may have changed between versions.
+
+        Args:
+            precision: The precision in the checkpoint.
         """
         is_choice = self.config.precision == "auto" and self.engine.device.type == "cpu"
         if is_choice and (precision == "fp32" or (precision == "bf16" and has_native_cpu_bf16())):
@@ -588,7 +590,9 @@ def _input_scale(model: nn.Module, shape: Sequence[int]) -> Tensor | None:
     return None if std is None else std.view(1, -1, *[1] * (len(shape) - 1))
 
 
-def remaining_batches(source: Source, epoch: int, step: int, interruption: Interruption) -> Iterator[tuple[int, Batch]]:
+def remaining_batches(
+    source: BatchSource, epoch: int, step: int, interruption: Interruption
+) -> Iterator[tuple[int, Batch]]:
     """Yield the batches of an epoch from `step` on, each with its number, until an interruption is requested.
 
     A source that cannot seek draws its first batches again; they are skipped.
@@ -600,7 +604,7 @@ def remaining_batches(source: Source, epoch: int, step: int, interruption: Inter
             yield number, batch
 
 
-def _start_batches(source: Source, epoch: int, step: int) -> tuple[int, Iterator[Batch]]:
+def _start_batches(source: BatchSource, epoch: int, step: int) -> tuple[int, Iterator[Batch]]:
     if step and isinstance(source, SeekableSource) and source.can_seek:
         return step, source.epoch(epoch, step)
     return 0, source.epoch(epoch)

@@ -100,7 +100,7 @@ class Interruption:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Only note further signals inside: what a second signal would cut off is being saved."""
+        """Ignore further signals inside, so that a second one cannot cut off the save."""
         self._saving = True
         try:
             yield

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from deat.evaluation.attacks import compute_gradient
-from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.sanity.flag_advice import Flag, make_flag
 from deat.tasks import CLASSIFICATION, Task
+from deat.tasks.task import rows_of
+from deat.utils.float32_precision import exact_float32
 from deat.utils.torch_utils import eval_mode
 
 SMALL_BATCH_IMAGES = 7
@@ -74,7 +75,7 @@ def _query(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Query:
 
 
 def _flag_not_finite(logits: Tensor) -> Flag | None:
-    count = int((~logits.isfinite()).flatten(1).any(1).sum())
+    count = int((~rows_of(logits).isfinite()).any(1).sum())
     if not count:
         return None
     return make_flag("not_finite", f"the outputs for {count} of {len(logits)} images are NaN or infinite")
@@ -128,7 +129,7 @@ def _fill_batch(values: Tensor, batch_size: int) -> Tensor:
 
 def _output_differences(outputs: Tensor, others: Tensor) -> Tensor:
     """The largest difference of each image's outputs, (B,), as a share of the usual size of outputs."""
-    return (outputs - others).double().flatten(1).abs().amax(1) / _mean_magnitude(others.double())
+    return rows_of((outputs - others).double()).abs().amax(1) / _mean_magnitude(others.double())
 
 
 def count_different_outputs(outputs: Tensor, others: Tensor) -> int:

@@ -10,16 +10,10 @@ from torch import Tensor, nn
 
 from deat.evaluation.adversarial_examples import AdversarialExamples
 from deat.evaluation.attacks import call_attack, exact_outputs, is_natural
-from deat.evaluation.fast_model import (
-    CountingModel,
-    FastModel,
-    choose_attack_precision,
-    count_layer_weights,
-    exact_float32,
-    full_precision,
-)
+from deat.evaluation.fast_model import CountingModel, FastModel, choose_attack_precision, count_layer_weights
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
+from deat.utils.float32_precision import exact_float32, full_precision
 from deat.utils.seeding import derive_seed
 from deat.utils.torch_utils import broadcast_mask, device_of, eval_mode
 
@@ -99,7 +93,7 @@ class BlockResult:
 
 
 def sum_counts(results: Iterable[Any]) -> dict[str, Any]:
-    """Sum up every field of some results but `correct`.
+    """Sum the counts and the seconds of some results: the fields that are not lists of one entry per image.
 
     Args:
         results: Results of stages of an attack, of blocks of images, or of balls of a union.
@@ -193,7 +187,7 @@ class CleanBlock(NamedTuple):
     outputs: Tensor
 
 
-class Judge:
+class AttackVerifier:
     """Classifies blocks of images under attack.
 
     A result depends only on the model, the seed, the attack, the block and the precision of the attacks. Adversarial
@@ -213,8 +207,8 @@ class Judge:
         UsageError: The precision is unknown, or needs a CUDA device and the model is on the CPU.
 
     Example:
-        >>> judge = Judge(model, deat.Linf(8 / 255), seed=0)
-        >>> judge.judge_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
+        >>> judge = AttackVerifier(model, deat.Linf(8 / 255), seed=0)
+        >>> judge.attack_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
         [True, False, ...]
     """
 
@@ -254,7 +248,7 @@ class Judge:
             is_usable = self.fast_model is not None and self.fast_model.matches_exact(x[:AGREEMENT_IMAGES])
         return self.fast_model if self.fast_model is not None and is_usable else self.model
 
-    def judge_block(
+    def attack_block(
         self,
         attack: AttackLike,
         x: Tensor,
