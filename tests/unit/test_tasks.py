@@ -300,7 +300,7 @@ def test_an_attack_keeps_the_worst_iterate_of_each_example():
     task, threat, net = Regression(), deat.Linf(0.2), Quadratic()
     seen = []
     hook = net.register_forward_hook(lambda m, args, out: seen.append((args[0].detach(), out.detach())))
-    adv = Attack("own", steps=9, alpha=0.3)(net, x, y, threat, generator(), task)
+    adv = Attack("own", steps=9, alpha=0.3, freeze=True)(net, x, y, threat, generator(), task)
     hook.remove()
     lowest = torch.stack([task.score(out, y) for _, out in seen]).amin(0)
     torch.testing.assert_close(task.score(net(adv).detach(), y), lowest)

@@ -1,9 +1,9 @@
 """AutoAttack (Croce and Hein 2020): all of it, or one part, with the settings of its `standard` version.
 
 Every part attacks the images that the parts before it left. With the same seed it starts where the reference
-implementation (`pyautoattack`) starts and gives its verdicts, but for rounding. Targeted parts have no more targets than
-there are wrong classes. With fewer than four classes the targeted DLR loss is undefined, so that cross-entropy is used
-and the result is not called standard.
+implementation (`pyautoattack`) starts and gives its verdicts, but for rounding. Targeted parts have no more targets
+than there are wrong classes. With fewer than four classes the targeted DLR loss is undefined, so that cross-entropy is
+used and the result is not called standard.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,10 @@ REFINE_STEPS = 10
 class AttackPart(Protocol):
     """A part of AutoAttack."""
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> Tensor:
-        """Return examples for images that are classified correctly; `draws` is a generator on the CPU."""
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator
+    ) -> Tensor:
+        """Return examples for images that are classified correctly; `generator` is a generator on the CPU."""
 
 
 def standard_part(name: str, threat: ThreatModel) -> AttackPart:
@@ -152,8 +154,8 @@ def _run_parts(
 
 
 def _run_part(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, part: str, seed: int) -> Tensor:
-    draws = torch.Generator().manual_seed(seed)
-    adv = standard_part(part, threat)(model, x, y, threat, draws).detach()
+    generator = torch.Generator().manual_seed(seed)
+    adv = standard_part(part, threat)(model, x, y, threat, generator).detach()
     # Rounding may leave the ball by about a millionth.
     return torch.where(broadcast_mask(threat.contains(x, adv), x), adv, x + threat.project(x, adv - x))
 

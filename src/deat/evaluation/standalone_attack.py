@@ -155,11 +155,10 @@ def attack(
     if not isinstance(stop_early, bool):
         raise UsageError(f"stop_early must be True or False, not {stop_early!r}.")
     chosen = _with_stop(get_attack(name), stop_early)
-    what = get_task(task)
+    task = get_task(task)
     if callable(check := getattr(chosen, "check_task", None)):
-        check(what)
-    radius = _get_threat(eps, norm, threat)
-    return BoundAttack(chosen, radius, what)
+        check(task)
+    return BoundAttack(chosen, _get_threat(eps, norm, threat), task)
 
 
 def _with_stop(chosen: Any, stop_early: bool) -> AttackLike:
