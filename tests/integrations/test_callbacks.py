@@ -25,7 +25,7 @@ class Diary(deat.Callback):
         self.events.append(f"begin at {trainer.epoch}")
 
     def on_batch(self, trainer, buffers):
-        self.events.append(f"batch {trainer.epoch}.{trainer.step}")
+        self.events.append(f"batch {trainer.epoch}.{trainer.batches_done}")
         self.losses.append(float(buffers.loss))
 
     def on_validation(self, trainer, scores):

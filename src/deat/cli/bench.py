@@ -201,7 +201,7 @@ def _row_to_json(row: ReportRow) -> dict[str, Any]:
         "method": row.method,
         "model": row.model,
         "runs": [{"seed": run.seed, "status": run.status, "why": run.why} for run in row.runs],
-        "crowded": row.ran_concurrently,
+        "ran_concurrently": row.ran_concurrently,
         "numbers": {n: {"mean": s.mean, "sd": s.sd, "values": list(s.values)} for n, s in spreads.items() if s},
     }
 
