@@ -157,7 +157,7 @@ class Attack:
     ) -> Tensor:
         """The adversarial examples from one start."""
         clean, result, rows = x, delta.clone(), torch.arange(len(x), device=x.device)
-        all_y, keeps_worst = y, bool(self.freeze) and task.is_graded and self.steps > 0
+        all_y, keeps_worst = y, self.freeze is not False and task.is_graded and self.steps > 0
         lowest = x.new_full((len(x),), torch.inf)
         unfrozen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for step in range(1, self.steps + 1):
