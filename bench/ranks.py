@@ -106,7 +106,7 @@ def player(case: Case, ranks: Distributed) -> Callable[[], object]:
     budget = trainer.schedule.budget(trainer.schedule.init(), 0)
 
     def play() -> None:
-        trainer.step = 0
+        trainer.batches_done = 0
         trainer.train_epoch(budget)
 
     return play

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from deat.threat import L1, L2, Linf, ThreatModel, Union
     from deat.training.adversarial_step import AdversarialStep, StepResult
     from deat.training.best_epoch import BestChoice
-    from deat.training.callbacks import Callback
+    from deat.training.callbacks import Callback, LambdaCallback
     from deat.training.checkpoints import Checkpoints
     from deat.training.config import TrainConfig
     from deat.training.epoch_records import EpochStats, EpochTiming
@@ -98,7 +98,7 @@ _NAMES_BY_MODULE = {
     "threat": "L1 L2 Linf ThreatModel Union",
     "training.adversarial_step": "AdversarialStep StepResult",
     "training.best_epoch": "BestChoice",
-    "training.callbacks": "Callback",
+    "training.callbacks": "Callback LambdaCallback",
     "training.checkpoints": "Checkpoints",
     "training.config": "TrainConfig",
     "training.epoch_records": "EpochStats EpochTiming",
@@ -147,6 +147,7 @@ __all__ = [
     "GradientPenalty",
     "ImageSet",
     "InnerAttack",
+    "LambdaCallback",
     "LazyImages",
     "Linf",
     "LossOutput",

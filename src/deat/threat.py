@@ -32,6 +32,7 @@ Box = tuple[float, float] | None
 UNIT_BOX: Box = (0.0, 1.0)
 """That of images."""
 _BOUND_TOLERANCE = 1e-6  # rounding leaves a pixel that far from a bound that it reached
+_FAR = 1e3  # in units of eps; the projection of a point that far out has all but 0.1 % of the largest rise
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class ThreatModel(ABC):
     mutable: FeatureValues | Sequence[bool] | Tensor | None = None
     name: ClassVar[str]
     pointwise: ClassVar[bool] = False
-    # The deviation of a normal vector's coordinates over the size of a sign vector's, if the two have equal norms.
+    # A normal vector and a sign vector of equal norm: the deviation of the one's coordinates over the size of the other's.
     _normal_to_sign_ratio: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -233,7 +234,7 @@ class ThreatModel(ABC):
         """Return the perturbation inside ball and box that is nearest in Euclidean distance.
 
         Args:
-            x: The images, which must lie in the box: no perturbation of others is in ball and box.
+            x: The images, which must lie in the box. Of others no perturbation is in ball and box; it stays in the ball.
             delta: Their perturbations.
 
         Returns:
@@ -377,6 +378,20 @@ class ThreatModel(ABC):
         """
         return self.project(x, self.step(x, delta, grad, alpha))
 
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return the perturbation in ball and box along which the loss rises most to first order.
+
+        It is exact for a ball of deat's norms; for a threat model of your own it is a step of the length eps.
+
+        Args:
+            x: The images.
+            grad: The gradients of the loss.
+
+        Returns:
+            The perturbations.
+        """
+        return self.pgd_step(x, torch.zeros_like(grad), grad, self.eps)
+
     def contains(self, x: Tensor, x_adv: Tensor, atol: float = 1e-6) -> Tensor:
         """Return whether each adversarial image is allowed, computed in float64.
 
@@ -387,7 +402,8 @@ class ThreatModel(ABC):
                 is allowed too.
 
         Returns:
-            Booleans, (B,). An image with a NaN, or with a change of a fixed feature, is not allowed.
+            Booleans, (B,). An image with a NaN, or with a change of a fixed feature, is not allowed, nor one that a
+            `project` of your own would move.
         """
         adv, clean = x_adv.double(), x.double()
         delta, limit = adv - clean, torch.as_tensor(self.eps + atol * max(1.0, self.eps), dtype=torch.float64)
@@ -396,6 +412,12 @@ class ThreatModel(ABC):
         if self.box is not None:
             low, high = self.box
             allowed &= ((adv >= low - atol - rounding) & (adv <= high + atol + rounding)).flatten(1).all(1)
+        if (
+            type(self).project is not _NormBall.project
+        ):  # a set of the user's own is what its projection leaves as it is
+            unit = 2 * torch.finfo(x.dtype).eps * clean.abs().clamp(min=1)
+            moved = self.norm(self.project(clean, delta) - delta)
+            allowed &= moved <= atol * max(1.0, self.eps) + self.norm(unit)
         return allowed & (self._freeze(delta) == delta).flatten(1).all(1)
 
 
@@ -407,7 +429,7 @@ class _NormBall(ThreatModel):
         return self._norm(self._to_units(delta))
 
     def dual_norm(self, grad: Tensor) -> Tensor:
-        """Return the dual norm of the gradient by features in units of the scale; see `ThreatModel.dual_norm`."""
+        """Return the dual norm of the gradient with respect to features in units of the scale; see `ThreatModel.dual_norm`."""
         return self._dual_norm(self._from_units(grad))
 
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
@@ -423,6 +445,12 @@ class _NormBall(ThreatModel):
         projected = self._from_units(self._project(self._to_units(self._freeze(delta)), below, above, None))
         # Rounding by the scale may leave the box by a float.
         return projected if self.box is None else self._freeze(self.clip_to_box(x + projected) - x)
+
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Project a point far out along the gradient; see `ThreatModel.steepest_delta`."""
+        slope = self._from_units(grad)
+        far = _FAR * self.eps * _normalize_rows(slope.flatten(1)).view_as(grad)
+        return self.project(x, self._from_units(far))
 
     def _room(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """How far each feature can fall and rise in the box."""
@@ -500,6 +528,10 @@ class Linf(_NormBall):
         """Every pixel by alpha along the sign of its slope."""
         return alpha * grad.sign()
 
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Take a step of length eps in every pixel; see `ThreatModel.steepest_delta`."""
+        return self.pgd_step(x, torch.zeros_like(grad), grad, self.eps)
+
     def project_to_ball(self, delta: Tensor) -> Tensor:
         """Clamp each pixel's change to eps; see `ThreatModel.project_to_ball`."""
         if not self._feature_values():
@@ -508,9 +540,10 @@ class Linf(_NormBall):
 
     def _project(self, delta: Tensor, below: Tensor | None, above: Tensor | None, x: Tensor | None) -> Tensor:
         """Clamp each pixel's change to [max(-eps, -below), min(eps, above)]."""
-        # Both intervals contain 0, so clamping to one after the other clamps to their intersection.
-        clamped = delta.clamp(-self.eps, self.eps)
-        return clamped if below is None else clamped.clamp(-below, above)
+        # Both intervals contain 0, so clamping to one after the other clamps to their intersection. The ball comes last:
+        # it holds also where an image is outside the box.
+        clipped = delta if below is None else delta.clamp(-below, above)
+        return clipped.clamp(-self.eps, self.eps)
 
     def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
         """Draw every coordinate from [-eps, eps]; see `ThreatModel.sample_uniform`."""
@@ -619,25 +652,26 @@ class L1(_NormBall):
 class Union(ThreatModel):
     """Several balls at once: the adversary may use any of them, another one for each image.
 
-    As a threat model it is the set of all perturbations that are in at least one of the balls. Its own radius `eps` is 1,
-    and lengths are in units of each ball's radius: a step of 0.25 moves by a quarter of the radius in whichever ball.
+    As a threat model it is the set of all perturbations that are in at least one of the balls. Its own radius `eps` is
+    1, and lengths are in units of each ball's radius: a step of 0.25 moves by a quarter of the radius in whichever
+    ball.
 
     Args:
-        *threats: The balls, as threat models or as text such as "l2:0.5". Unions among them are taken apart; their rules
-            do not count.
-        rule: How a training step picks a ball. "worst" (MSD, Maini et al. 2020) makes every ball's step and keeps the one
-            with the highest loss, for one more forward pass a ball. "random" (SAT, Madaan et al. 2021) draws a ball for
-            each batch. "error" (E-AT, Croce and Hein 2022) draws it by the balls' running robust errors. "magnitude" takes
-            for each image the ball with the largest first-order rise, eps times the gradient's dual norm, which costs
-            nothing. Evaluation always attacks every ball.
+        *threats: The balls, as threat models or as text such as "l2:0.5". Unions among them are taken apart; their
+            rules do not count.
+        rule: How a training step picks a ball. "worst" (MSD, Maini et al. 2020) makes every ball's step and keeps the
+            one with the highest loss, for one more forward pass a ball. "random" (SAT, Madaan et al. 2021) draws a ball
+            for each batch. "error" (E-AT, Croce and Hein 2022) draws it by the balls' running robust errors.
+            "magnitude" takes for each image the ball with the largest first-order rise, eps times the gradient's dual
+            norm, which costs nothing. Evaluation always attacks every ball.
 
     Attributes:
         threats: The balls.
         rule: The rule.
 
     Raises:
-        UsageError: If there is no ball, two are of the same norm, a radius is 0, their boxes, scales or mutable features
-            differ, or the rule is unknown.
+        UsageError: If there is no ball, two are of the same norm, a radius is 0, their boxes, scales or mutable
+            features differ, or the rule is unknown.
 
     Example:
         >>> threat = deat.Union(deat.Linf(8 / 255), deat.L2(0.5), deat.L1(12), rule="magnitude")
@@ -734,6 +768,10 @@ class Union(ThreatModel):
         """Step and project in the ball with the largest first-order rise; see `ThreatModel.pgd_step`."""
         return self.at(self.steepest(grad)).pgd_step(x, delta, grad, alpha)
 
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return that of the ball with the largest first-order rise; see `ThreatModel.steepest_delta`."""
+        return self.at(self.steepest(grad)).steepest_delta(x, grad)
+
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
         """Project to the ball whose projection is nearest; see `ThreatModel.project`."""
         return _nearest_to(delta, [ball.project(x, delta) for ball in self.threats])
@@ -811,6 +849,10 @@ class BallPerExample(ThreatModel):
         """Project each perturbation to its ball and the box; see `ThreatModel.project`."""
         return self._select([ball.project(x, delta) for ball in self.union.threats])
 
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return each example's in its ball; see `ThreatModel.steepest_delta`."""
+        return self._select([ball.steepest_delta(x, grad) for ball in self.union.threats])
+
     def project_to_ball(self, delta: Tensor) -> Tensor:
         """Shrink each perturbation into its ball; see `ThreatModel.project_to_ball`."""
         return self._select([ball.project_to_ball(delta) for ball in self.union.threats])
@@ -883,8 +925,8 @@ def parse_threat(spec: ThreatModel | str, *, rule: str | None = None, **features
     """Parse a threat model.
 
     Args:
-        spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12", or several of them joined by "+" for a `Union`. A threat
-            model is returned unchanged, except that a union of one ball is that ball.
+        spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12", or several of them joined by "+" for a `Union`. A
+            threat model is returned unchanged, except that a union of one ball is that ball.
         rule: The rule of a union that is given as text; by default "worst".
         **features: The box, scale and mutable features of the data, which text cannot name.
 

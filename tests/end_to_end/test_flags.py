@@ -26,11 +26,11 @@ lr_schedule weight_decay optimizer momentum betas ema clip_grad_norm label_smoot
 random_erasing init rules alpha gamma max_steps beta tau g_weight g_step g_form
 awp_gamma awp_warmup start persistent compact n_train held_out val_attack watch
 normalize augment test_images baseline precision sync_bn engine device threads deterministic workers log
-log_every data_root download size dry_run json"""
-RESUME = "run_folder method model inexact log log_every data_root json"
+log_every log_checkpoints data_root download size dry_run json"""
+RESUME = "run_folder method model inexact log log_every log_checkpoints data_root json"
 EVALUATE = """target data model attacks n eps norm threat alpha epoch normalize cascade seed block precision engine device out
 data_root size json"""
-BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_root download dry_run json"""
+BENCH = """recipe methods rows seeds data model set budget_bp jobs parallel out data_root download dry_run json"""
 REPORT = """runs out title against sweep gallery no_figures model device data_root json"""
 
 

@@ -163,6 +163,7 @@ def last_save_failed(tmp_path, judged, monkeypatch):
     return path
 
 
+@pytest.mark.promise("P177")
 def test_a_run_whose_last_save_failed_is_trained_to_its_end_before_it_is_evaluated(last_save_failed, tmp_path):
     cells.run_cell(cell_of(epochs="3"), tmp_path / "whole")
     cells.run_cell(cell_of(epochs="3"), last_save_failed)
@@ -170,6 +171,7 @@ def test_a_run_whose_last_save_failed_is_trained_to_its_end_before_it_is_evaluat
         assert (last_save_failed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.promise("P177")
 def test_weights_of_an_earlier_epoch_are_never_taken_for_the_finished_ones(last_save_failed, capsys):
     for checkpoint in store.list_checkpoints(last_save_failed):
         shutil.rmtree(checkpoint)
@@ -177,6 +179,7 @@ def test_weights_of_an_earlier_epoch_are_never_taken_for_the_finished_ones(last_
     assert json.loads(read_note(last_save_failed / "last/model.safetensors"))["epoch"] == 3
 
 
+@pytest.mark.promise("P177")
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_weights_that_could_not_be_published_are_not_evaluated_until_they_are(which, tmp_path, judged, monkeypatch):
     def link(source, target):

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 import deat
 from deat.core.buffers import Buffers
 from deat.core.measurements import FIRST_ACCURACY, FIRST_LOSS, LARGEST_RISE, REACHED_RISE
-from helpers.games import THREATS, UNIONS, game_of, trainer_of
+from helpers.games import NO_BALL_CONTAINS_ANOTHER, THREATS, UNIONS, game_of, trainer_of
 from helpers.guards import no_host_reads
 from helpers.nets import conv_net, images
 
@@ -71,6 +71,43 @@ def test_measuring_costs_no_pass_and_changes_no_weight(name: str, threat: deat.T
     assert record.measured["largest_rise"] > 0
 
 
+def largest_rise_by_search(x: Tensor, grad: Tensor, threat: deat.ThreatModel) -> Tensor:
+    """The largest inner product in ball and box, by bisection of the Lagrange multiplier of the norm, in float64."""
+    size, room = grad.double().abs().flatten(1), torch.where(grad > 0, 1 - x, x).double().flatten(1)
+    if threat.name == "l1":
+        order = size.argsort(1, descending=True)
+        room, size = room.gather(1, order), size.gather(1, order)
+        left = (threat.eps - (room.cumsum(1) - room)).clamp(min=0)
+        return (size * torch.minimum(room, left)).sum(1)
+    low, high = torch.zeros(len(x), 1).double(), torch.full((len(x), 1), 1e9).double()
+    for _ in range(200):
+        middle = (low + high) / 2
+        fits = torch.minimum(middle * size, room).norm(dim=1, keepdim=True) <= threat.eps
+        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+    return (size * torch.minimum(low * size, room)).sum(1)
+
+
+@pytest.mark.parametrize("threat", [deat.L2(0.5), deat.L2(3.0), deat.L1(0.7), deat.L1(6.0)], ids=str)
+def test_the_steepest_perturbation_has_the_largest_rise_of_ball_and_box(threat):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(8, 2, 5, 5, generator=generator).round(decimals=1)  # some pixels are at a bound
+    grad = torch.randn(x.shape, generator=generator)
+    delta = threat.steepest_delta(x, grad)
+    assert threat.contains(x, x + delta).all()
+    assert torch.allclose((grad * delta).flatten(1).sum(1).double(), largest_rise_by_search(x, grad, threat), rtol=2e-3)
+    assert not threat.steepest_delta(x, torch.zeros_like(grad)).any()
+
+
+@pytest.mark.parametrize("rule", ["worst", "magnitude"])
+def test_the_steepest_perturbation_of_a_union_is_that_of_each_example_s_ball(rule):
+    union, x = deat.Union(*NO_BALL_CONTAINS_ANOTHER, rule=rule), images(6)[0]
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    ball = torch.arange(6) % 3
+    expected = [union.threats[n].steepest_delta(x[i : i + 1], grad[i : i + 1]) for i, n in enumerate(ball.tolist())]
+    assert torch.allclose(union.at(ball).steepest_delta(x, grad), torch.cat(expected), atol=1e-6)
+    assert torch.allclose(union.steepest_delta(x, grad), union.at(union.steepest(grad)).steepest_delta(x, grad))
+
+
 def test_examples_that_a_stopping_rule_has_stopped_have_no_rise():
     """f+ with tau 0 stops each example that is misclassified; the rises of the others are as without it."""
     x, y = images(6)
@@ -114,7 +151,7 @@ def test_measurements_of_half_an_epoch_come_through_a_checkpoint():
 
     class SaveInside:
         def on_batch(self, trainer: deat.Trainer, buffers: Buffers) -> None:
-            if (trainer.epoch, trainer.step) == (1, 1):
+            if (trainer.epoch, trainer.batches_done) == (1, 1):
                 state.update(json.loads(json.dumps(trainer.game.meter.state_dict())))
 
     halves.callbacks.append(SaveInside())

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import deat
 from deat.errors import CheckpointError
 from deat.evaluation import attack_verifier, results
 from deat.evaluation.attack_verifier import AttackVerifier
-from deat.evaluation.attacks import Attack
+from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.evaluation_request import EvaluationRequest
 from deat.evaluation.evaluator import EvaluationRun, evaluate
 from deat.evaluation.results import load_evaluation
@@ -204,7 +205,7 @@ def loud_net() -> nn.Module:
         {"cascade": True},
         {"data": images(IMAGES, seed=4)},
         {"data": (images(IMAGES, seed=3)[0], images(IMAGES, seed=3)[1].flip(0))},
-        {"attacks": [Attack(name, steps=1, alpha=0.5) for name in NAMES]},
+        {"attacks": [replace(parse_attack(name), alpha=0.5) for name in NAMES]},
     ],
     ids=[
         "weights",
@@ -334,7 +335,7 @@ def test_in_a_cascade_a_log_with_other_settings_of_an_earlier_attack_is_not_used
     log = tmp_path / "log.jsonl"
     with pytest.raises(Interrupted):
         evaluate_small(log, cascade=True, progress=interrupt_after(3 * BLOCKS))
-    changed = [Attack("fgsm", steps=0, start="zero"), *NAMES[1:]]
+    changed = [Attack("fgsm", steps=1, alpha=0.5, start="zero"), *NAMES[1:]]
     computed.clear()
     assert (
         evaluate_small(log, attacks=changed, cascade=True).verdicts

@@ -63,12 +63,8 @@ def reached_rise(buffers: Buffers, threat: ThreatModel) -> Tensor:
 
 
 def largest_rise(buffers: Buffers, threat: ThreatModel) -> Tensor:
-    """Return how far the steepest perturbation of ball and box would raise the loss along the same gradient.
-
-    For Linf it is exact. For L2 and L1 the steepest one of the ball is projected to the box, which is a lower bound.
-    """
-    steepest = threat.pgd_step(buffers.x, buffers.delta * 0, buffers.grad, threat.eps)
-    return _of_active(buffers, buffers.grad * steepest)
+    """Return how far the steepest perturbation of ball and box would raise the loss along the same gradient."""
+    return _of_active(buffers, buffers.grad * threat.steepest_delta(buffers.x, buffers.grad))
 
 
 def _of_active(buffers: Buffers, products: Tensor) -> Tensor:

@@ -6,15 +6,21 @@ from typing import Any, cast
 
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attack_verifier import AttackLike
-from deat.evaluation.attacks import ATTACK_FAMILIES, ATTACK_NAME_HINT, Attack, as_judged, parse_attack
-from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
+from deat.evaluation.attacks import (
+    ATTACK_FAMILIES,
+    ATTACK_NAME_HINT,
+    AUTOATTACK_NAMES,
+    AUTOATTACK_PARTS,
+    Attack,
+    as_evaluated,
+    parse_attack,
+)
+from deat.evaluation.autoattack import AutoAttack
 from deat.threat import ThreatModel
 from deat.utils.plugins import load_plugins
 
 AUTOATTACK_PASSES = {"apgd-ce": 100, "apgd-t": 500, "fab-t": 900, "square": 2500}
 """Passes of an image through each part of AutoAttack, where half of the images are fooled early."""
-AUTOATTACK_NAMES = ("aa", "autoattack", "auto-attack", "auto_attack")
-"""Names that AutoAttack goes by; results and records have the first."""
 PLUGIN_GROUP = "deat.attacks"
 _PLUGINS: dict[str, AttackLike] = {}
 ATTACK_NAMES = (*ATTACK_FAMILIES, *AUTOATTACK_PARTS, "aa")
@@ -93,7 +99,7 @@ def get_attacks(attacks: str | AttackLike | Iterable[str | AttackLike]) -> list[
     for attack in chosen:
         if not callable(attack) or not isinstance(getattr(attack, "name", None), str):
             raise UsageError(f"{attack!r} is no attack. Give a name, such as pgd-20, or a callable that has a name.")
-    return [as_judged(attack) for attack in chosen]
+    return [as_evaluated(attack) for attack in chosen]
 
 
 def describe_attack(attack: AttackLike, threat: ThreatModel, num_classes: int = 10) -> dict[str, Any]:
@@ -107,7 +113,7 @@ def describe_attack(attack: AttackLike, threat: ThreatModel, num_classes: int = 
     Returns:
         The settings as JSON values.
     """
-    attack = as_judged(attack)
+    attack = as_evaluated(attack)
     if isinstance(attack, AutoAttack):
         return attack.describe(threat, num_classes)
     if isinstance(attack, Attack):

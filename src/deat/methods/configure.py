@@ -74,7 +74,7 @@ def configure_method(
         "max_steps": max_steps,
         "alpha_eps": None if alpha is None else _to_units_of_eps(alpha, threat),
         "stretch_eps": None if alpha is None else 0.0,
-        "level": None if tau is None else float(tau),
+        "stop_threshold": None if tau is None else float(tau),
     }
     method = _replace_settings(
         method, "schedule", schedule, "gamma belongs to m+ methods, max_steps to those that change k, such as m+deat"

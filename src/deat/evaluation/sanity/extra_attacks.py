@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deat.errors import UsageError
 from deat.evaluation.attacks import (
     Attack,
-    as_judged,
+    as_evaluated,
     attack_examples,
     exact_outputs,
     is_beaten,
     keep_valid,
-    parse_attack,
 )
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.tasks import CLASSIFICATION, Task
@@ -37,20 +35,20 @@ SWEEP_ATTACK = Attack("pgd-10", steps=10)
 """The attack of the radius sweep, and of the check for memory."""
 
 
-def run_extra_attacks(probe: "AttackedSubset") -> list[Flag]:
+def run_extra_attacks(subset: "AttackedSubset") -> list[Flag]:
     """Attack a few images in more ways and compare the accuracies.
 
     Args:
-        probe: The images, and what attacks them. With radius 0 nothing is checked.
+        subset: The images, and what attacks them. With radius 0 nothing is checked.
 
     Returns:
         The flags raised.
     """
-    if probe.threat.eps == 0:
+    if subset.threat.eps == 0:
         return []
     checks = (_flag_not_converged, _flag_not_monotone, _flag_robust_to_anything, _flag_noise_wins)
-    with exact_float32(probe.x.device), eval_mode(probe.exact_model):
-        return [flag for check in checks if (flag := check(probe)) is not None]
+    with exact_float32(subset.x.device), eval_mode(subset.exact_model):
+        return [flag for check in checks if (flag := check(subset)) is not None]
 
 
 def estimate_check_passes(attacks: Sequence[Any]) -> int:
@@ -59,10 +57,9 @@ def estimate_check_passes(attacks: Sequence[Any]) -> int:
     Args:
         attacks: The attacks of the evaluation. Most of deat's own are repeated from another start, with twice the steps.
     """
-    own = [attack for attack in attacks if isinstance(attack, Attack) and claimed_steps(attack) > 1]
+    own = [attack for attack in attacks if isinstance(attack, Attack) and attack.steps > 1]
     passes = sum(
-        claimed_steps(attack) * attack.restarts * (2 if _can_be_resumed(attack) else 3)
-        for attack in _without_shorter_runs(own)
+        attack.steps * attack.restarts * (2 if _can_be_resumed(attack) else 3) for attack in _without_shorter_runs(own)
     )
     return passes + (BASE_CHECK_PASSES if own else BASE_CHECK_PASSES + 20)
 
@@ -117,7 +114,7 @@ class AttackedSubset:
         return self._run(attack, None, 0, self.exact_model).correct
 
     def _run(self, attack: Attack, eps: float | None, seed: int, model: nn.Module) -> AttackedSample:
-        attack = as_judged(attack)
+        attack = as_evaluated(attack)
         key = attack, self.threat.eps if eps is None else eps, seed, model
         if key not in self.results_cache:
             threat = replace(self.threat, eps=key[1])
@@ -135,8 +132,8 @@ class AttackedSubset:
         return verdicts[self.rows].to(self.y.device)
 
     def correct_after_resuming(self, attack: Attack, seed: int) -> Tensor:
-        """Return the same after as many steps again."""
-        attack = as_judged(attack)
+        """Return which images are still correct after twice the attack's steps: it is run, and then continued."""
+        attack = as_evaluated(attack)
         x_adv, correct = self._run(attack, None, seed, self.model)
         is_done = is_beaten(self.model, x_adv, self.y, self.task) & bool(attack.freeze)
         rows = (~is_done).nonzero().squeeze(1)
@@ -158,14 +155,14 @@ class AttackedSubset:
 
     @property
     def own_attacks(self) -> list[Attack]:
-        """Those attacks of the evaluation that are deat's own and have, or claim, several steps."""
+        """Those attacks of the evaluation that are deat's own and have several steps."""
         attacks = map(self._attack_from_settings, self.evaluation.settings["attacks"].values())
-        return [attack for attack in attacks if attack is not None and claimed_steps(attack) > 1]
+        return [attack for attack in attacks if attack is not None and attack.steps > 1]
 
     @property
     def longest_attack(self) -> Attack | None:
         """The one of these with the most steps, or None."""
-        return max(self.own_attacks, key=claimed_steps, default=None)
+        return max(self.own_attacks, key=lambda attack: attack.steps, default=None)
 
     def _attack_from_settings(self, settings: dict[str, Any]) -> Attack | None:
         """The attack with these settings; None for AutoAttack and users' own attacks."""
@@ -188,28 +185,18 @@ class AttackedSubset:
         return accuracy_tolerance(len(self.y))
 
 
-def claimed_steps(attack: Attack) -> int:
-    """Return the steps that an attack has, or that its name says it has if they are more."""
-    try:
-        return max(attack.steps, parse_attack(attack.name).steps)
-    except UsageError:
-        return attack.steps
-
-
 def _can_be_resumed(attack: Attack) -> bool:
-    """Whether twice the steps that an attack's name says are its own steps, made twice."""
-    return claimed_steps(attack) == attack.steps and attack.restarts == 1 and attack.alpha >= 1 / attack.steps
+    """Whether an attack with twice the steps equals the attack, continued for as many steps again."""
+    return attack.restarts == 1 and attack.alpha >= 1 / attack.steps
 
 
 def _without_shorter_runs(attacks: Sequence[Attack]) -> list[Attack]:
     """Leave out each attack of which there is a run with twice the steps or more, since that one shows if they matter."""
 
     def is_longer(run: Attack, attack: Attack) -> bool:
-        same = (
-            math.isclose(run.alpha, attack.alpha)
-            and replace(run, name=attack.name, steps=attack.steps, alpha=attack.alpha) == attack
-        )
-        return same and run.steps >= 2 * attack.steps and claimed_steps(attack) == attack.steps
+        renamed = replace(run, name="run", steps=attack.steps, alpha=attack.alpha)
+        same = math.isclose(run.alpha, attack.alpha) and renamed == replace(attack, name="run")
+        return same and run.steps >= 2 * attack.steps
 
     return [attack for attack in attacks if not any(is_longer(run, attack) for run in attacks)]
 
@@ -223,41 +210,41 @@ def _commonest_label_share(labels: list[int]) -> float:
     return max(Counter(labels).values()) / len(labels)
 
 
-def _flag_not_converged(probe: AttackedSubset) -> Flag | None:
-    flags = (_flag_if_doubling_helps(probe, attack) for attack in _without_shorter_runs(probe.own_attacks))
+def _flag_not_converged(subset: AttackedSubset) -> Flag | None:
+    flags = (_flag_if_doubling_helps(subset, attack) for attack in _without_shorter_runs(subset.own_attacks))
     return next((flag for flag in flags if flag is not None), None)
 
 
-def _flag_if_doubling_helps(probe: AttackedSubset, attack: Attack) -> Flag | None:
-    steps = claimed_steps(attack)
+def _flag_if_doubling_helps(subset: AttackedSubset, attack: Attack) -> Flag | None:
+    steps = attack.steps
     # Two starts of the attack cost as much, so an image that a second start fools is no sign.
-    correct_from_two_starts = torch.minimum(probe.correct_from_first_start(attack), probe.correct(attack, seed=1))
+    correct_from_two_starts = torch.minimum(subset.correct_from_first_start(attack), subset.correct(attack, seed=1))
     if _can_be_resumed(attack):
-        doubled_correct = probe.correct_after_resuming(attack, seed=1)
-    else:  # twice the steps that its name says, and long enough that half of them cross the ball's radius
+        doubled_correct = subset.correct_after_resuming(attack, seed=1)
+    else:  # twice the steps, and long enough that half of them cross the ball's radius
         doubled = replace(attack, name=f"{attack.name} doubled", steps=2 * steps, alpha=max(attack.alpha, 1 / steps))
-        doubled_correct = probe.correct(doubled)
+        doubled_correct = subset.correct(doubled)
     accuracy, doubled_accuracy = mean_accuracy(correct_from_two_starts), mean_accuracy(doubled_correct)
-    if accuracy - doubled_accuracy <= probe.tolerance:
+    if accuracy - doubled_accuracy <= subset.tolerance:
         return None
     return make_flag(
         "not_converged",
-        f"on {len(probe.y)} images accuracy is {accuracy:.1%} under {attack.name} from two starts, and "
+        f"on {len(subset.y)} images accuracy is {accuracy:.1%} under {attack.name} from two starts, and "
         f"{doubled_accuracy:.1%} under {2 * steps} steps",
     )
 
 
-def _flag_not_monotone(probe: AttackedSubset) -> Flag | None:
-    eps, tolerance = probe.threat.eps, probe.tolerance
+def _flag_not_monotone(subset: AttackedSubset) -> Flag | None:
+    eps, tolerance = subset.threat.eps, subset.tolerance
     radii = [
         r
         for r in (0.0, eps / 2, eps, 2 * eps, 4 * eps)
-        if not isinstance(probe.threat, Linf) or not probe.threat.is_plain or r <= 1
+        if not isinstance(subset.threat, Linf) or not subset.threat.is_plain or r <= 1
     ]
     accuracies = [
-        mean_accuracy(probe.correct_under_exact_attack(SWEEP_ATTACK))
+        mean_accuracy(subset.correct_under_exact_attack(SWEEP_ATTACK))
         if r == eps  # which `check_statefulness` reads too
-        else probe.accuracy(SWEEP_ATTACK if r else NATURAL, r)
+        else subset.accuracy(SWEEP_ATTACK if r else NATURAL, r)
         for r in radii
     ]
     if not any(accuracies[i] > min(accuracies[:i]) + tolerance for i in range(1, len(radii))):
@@ -266,12 +253,12 @@ def _flag_not_monotone(probe: AttackedSubset) -> Flag | None:
     return make_flag("not_monotone", f"accuracy rises with the radius: {sweep}")
 
 
-def _flag_robust_to_anything(probe: AttackedSubset) -> Flag | None:
-    radius = probe.threat.grey_radius(probe.x[0].numel())
+def _flag_robust_to_anything(subset: AttackedSubset) -> Flag | None:
+    radius = subset.threat.grey_radius(subset.x[0].numel())
     if radius == float("inf"):  # no radius hides every example
         return None
-    accuracy, chance = probe.accuracy(Attack("pgd-20", steps=20), radius), probe.chance
-    if accuracy <= chance + probe.tolerance:
+    accuracy, chance = subset.accuracy(Attack("pgd-20", steps=20), radius), subset.chance
+    if accuracy <= chance + subset.tolerance:
         return None
     return make_flag(
         "robust_to_anything",
@@ -280,13 +267,13 @@ def _flag_robust_to_anything(probe: AttackedSubset) -> Flag | None:
     )
 
 
-def _flag_noise_wins(probe: AttackedSubset) -> Flag | None:
+def _flag_noise_wins(subset: AttackedSubset) -> Flag | None:
     noise = Attack("noise", steps=0, start="bernoulli")
-    noise_accuracy = min(probe.accuracy(noise, seed=seed) for seed in range(5))
-    longest = probe.longest_attack or Attack("pgd-20", steps=20)
-    correct = probe.correct_from_first_start(longest) if probe.longest_attack else probe.correct(longest)
+    noise_accuracy = min(subset.accuracy(noise, seed=seed) for seed in range(5))
+    longest = subset.longest_attack or Attack("pgd-20", steps=20)
+    correct = subset.correct_from_first_start(longest) if subset.longest_attack else subset.correct(longest)
     accuracy = mean_accuracy(correct)
-    if noise_accuracy + probe.tolerance >= accuracy:
+    if noise_accuracy + subset.tolerance >= accuracy:
         return None
     return make_flag(
         "noise_wins", f"accuracy is {noise_accuracy:.1%} under random signs, below {accuracy:.1%} under {longest.name}"
