@@ -116,8 +116,8 @@ def render(folder: Path) -> str:
         f"A small network with batch norm on 2,500 CIFAR-10 images, as in [controller](controller/README.md), with an average "
         f"of its weights (decay {DECAY:g}): DEAT-2 for 10 epochs from scratch, FREE-4 for 6 epochs from natural weights. Means "
         "over seeds of the accuracy on 4,000 held-out images, in percent. `averaged` has averaged batch-norm statistics, "
-        "as in deat. In the last two columns they are the means over one more pass over the training images with the "
-        "averaged weights."
+        "as in deat. Estimated statistics are means over one more pass over the training images with the averaged "
+        "weights."
     )
     lines = [
         "# Averaged weights",
@@ -134,15 +134,14 @@ def render(folder: Path) -> str:
         for start in METHODS:
             for lr_schedule, shown in LR_SCHEDULES.items():
                 found = [r["accuracy"] for r in records if (r["start"], r["lr_schedule"]) == (start, lr_schedule)]
-                if len(found) < 2:
+                if not found:
                     continue
                 values = {kind: [100 * accuracy[kind][attack] for accuracy in found] for kind in KINDS}
                 cells = [start, shown, *(f"{mean(values[kind]):.1f}" for kind in KINDS), str(len(found))]
                 lines.append(f"| {' | '.join(cells)} |")
-                differences = [
-                    Difference.of([x - y for x, y in zip(values[a], values[b], strict=True)]) for a, b in PAIRS
-                ]
-                compared.append(f"| {' | '.join([start, shown, *(d.show() for d in differences)])} |")
+                differences = [[x - y for x, y in zip(values[a], values[b], strict=True)] for a, b in PAIRS]
+                cells = [Difference.of(d).show() if len(d) > 1 else f"{d[0]:+.2f}" for d in differences]
+                compared.append(f"| {' | '.join([start, shown, *cells])} |")
         text = "Differences, paired by seed, with 95 % intervals for another seed and the p-value of the paired t test:"
         lines += ["", *paragraph(text), "", *compared]
     return "\n".join(lines) + "\n"
