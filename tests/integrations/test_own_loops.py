@@ -471,24 +471,35 @@ def test_a_vit_of_transformers_is_fitted_and_evaluated_as_it_is() -> None:
 
 
 @installed("timm", "torchvision")
-def test_a_timm_loop_keeps_its_optimizer_clipping_and_scheduler() -> None:
+def test_a_timm_loop_keeps_its_optimizer_clipping_scheduler_validation_and_averaged_weights() -> None:
     import timm
     from timm.optim import create_optimizer_v2
     from timm.scheduler import CosineLRScheduler
-    from timm.utils import dispatch_clip_grad
+    from timm.utils import ModelEmaV2, accuracy, dispatch_clip_grad
 
     torch.manual_seed(0)
     model = timm.create_model("resnet10t", num_classes=10, in_chans=1)
     optimizer = create_optimizer_v2(model, opt="momentum", lr=0.02)
+    model = deat.add_normalization(model, [0.3], [0.25])
+    averaged = ModelEmaV2(model, decay=0.5)
     scheduler = CosineLRScheduler(optimizer, t_initial=2)
     step = deat.AdversarialStep(model, optimizer, method="u-fgsm", threat=THREAT, epochs=2, leaves_last_update=True)
+    batches = [(nn.functional.interpolate(x, size=32), y) for x, y in BATCHES]
     for epoch in range(2):
-        for x, y in BATCHES:
-            result = step(nn.functional.interpolate(x, size=32), y)
+        model.train()
+        for x, y in batches:
+            result = step(x, y)
             dispatch_clip_grad(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            averaged.update(model)
         step.end_epoch()
         scheduler.step(epoch + 1)
     assert result.loss.isfinite()
     assert [record.examples for record in step.history] == [len(IMAGES)] * 2
+    x, y = batches[0]
+    for network in (model.eval(), averaged.module.eval()):
+        evaluated = deat.evaluate(network, (x, y), threat=THREAT, attacks="natural", sanity=False, progress=False)
+        with torch.no_grad():
+            validated = accuracy(network(x), y)[0]
+        assert float(validated) == pytest.approx(100 * evaluated.accuracy["natural"])
