@@ -264,6 +264,64 @@ def test_a_lightning_module_trains_with_a_method_and_resumes_with_the_same_bits(
 
 
 @installed("lightning")
+@pytest.mark.parametrize("form", ["dict", "lists", "monitor beside the scheduler"])
+def test_a_plateau_scheduler_and_the_best_checkpoint_follow_accuracy_under_attack(form: str, tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Plateau(lit_module()):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.save_hyperparameters()
+
+    def configure(module: Any) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+        best_is_high = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, mode="max", factor=0.5, patience=0, threshold=9
+        )
+        about = {"scheduler": best_is_high, "monitor": "val_robust", "strict": True}
+        return {
+            "dict": {"optimizer": optimizer, "lr_scheduler": about},
+            "lists": ([optimizer], [about]),
+            "monitor beside the scheduler": {
+                "optimizer": optimizer, "lr_scheduler": best_is_high, "monitor": "val_robust",
+            },
+        }[form]  # fmt: skip
+
+    Plateau.__mro__[3].configure_optimizers = configure
+    validation = DataLoader(TensorDataset(IMAGES[:50], LABELS[:50]), batch_size=50)
+    best = ModelCheckpoint(tmp_path, monitor="val_robust", mode="max", save_top_k=-1)
+    trainer = lit_trainer(tmp_path, 2, callbacks=[best])
+    module = Plateau(method="u-fgsm", threat=THREAT, val_attack="pgd-1")
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "error", message="The lr scheduler dict"
+        )  # deat does what Lightning leaves to the module
+        trainer.fit(module, Loader(), validation)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.025), "no epoch is nine times as good"
+    assert len(best.best_k_models) == 2
+    again = Plateau(method="u-fgsm", threat=THREAT, val_attack="pgd-1")
+    first = min(best.best_k_models)  # saved after validation, before the end of the first epoch
+    lit_trainer(tmp_path / "again", 2).fit(again, Loader(), validation, ckpt_path=first)
+    assert again._saved_step["history"] == module._saved_step["history"]
+    loaded = Plateau.load_from_checkpoint(max(best.best_k_models))
+    assert loaded.adversary["method"].name == deat.get_method("u-fgsm").name
+    assert_same(loaded, module)
+
+
+@installed("lightning")
+def test_a_plateau_scheduler_without_a_metric_is_refused_with_the_metrics_there_are(tmp_path: Path) -> None:
+    module = lit_module()(method="u-fgsm", threat=THREAT, val_attack="none")
+
+    def configure(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
+
+    type(module).__mro__[2].configure_optimizers = configure
+    with pytest.raises(UsageError, match=r"monitors None.*train_loss"):
+        lit_trainer(tmp_path, 1).fit(module, Loader())
+
+
+@installed("lightning")
 def test_lightning_in_bf16_and_a_craft_method(tmp_path: Path) -> None:
     module = lit_module()(method="u-fgsm", threat=THREAT, val_attack="none")
     trainer = lit_trainer(tmp_path, 2, precision="bf16-mixed")
