@@ -519,6 +519,13 @@ def test_the_trainer_of_transformers_trains_resumes_and_evaluates_under_attack(t
 
 @installed("transformers", "accelerate")
 @pytest.mark.usefixtures("_fresh_accelerate")
+def test_a_loss_of_the_trainer_that_no_method_would_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"label_smoothing_factor=0\.1 would be ignored"):
+        hf_trainer(tmp_path, label_smoothing_factor=0.1)
+
+
+@installed("transformers", "accelerate")
+@pytest.mark.usefixtures("_fresh_accelerate")
 def test_a_vit_of_transformers_is_fitted_and_evaluated_as_it_is() -> None:
     net = tiny_vit()
     result = deat.fit(net, (IMAGES, LABELS), method="u-fgsm", threat=THREAT, epochs=1, lr=0.05, progress=False)
