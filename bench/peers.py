@@ -71,7 +71,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=PARTS, help="what to measure; by default everything")
     parser.add_argument("--data", default="digits", help="the images to evaluate on: cifar10:FOLDER")
-    parser.add_argument("--weights", type=Path, help="weights to evaluate; trained and written if there is no such file")
+    parser.add_argument(
+        "--weights", type=Path, help="weights to evaluate; trained and written if there is no such file"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count")
     parser.add_argument("--threads", type=int, default=2, help="threads of each side")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what is compared")

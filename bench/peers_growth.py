@@ -183,13 +183,15 @@ def write_set(path: Path, count: int) -> None:
         blobs.append(file.getvalue())
     with zipfile.ZipFile(path, "w") as archive:
         for i in range(count):
-            archive.writestr(zipfile.ZipInfo(f"train/class{i % SET_CLASSES}/{i:07d}.png", PNG_TIME), blobs[i % SET_BLOBS])
+            archive.writestr(
+                zipfile.ZipInfo(f"train/class{i % SET_CLASSES}/{i:07d}.png", PNG_TIME), blobs[i % SET_BLOBS]
+            )
 
 
 def start_on_set(path: str, root: str) -> None:
     """Load a set and train; at the end of the first batch print the seconds, and memory above what imports take."""
     import deat.cli.main
-    import deat.runs.fit  # noqa: F401
+    import deat.runs.fit
 
     before, began = resident_bytes(), perf_counter()
     data: Any = deat.load_data(f"folder:{path}", root=root)

@@ -79,7 +79,9 @@ def losses(parts: Record) -> list[str]:
                     if not side.startswith("deat") and ratio and ratio[1] < 1 - TIE:
                         faster.append(f"{part}: {side} takes {ratio[1]:.2f} of the time of {ours}")
     missed = list(missed_goals(parts))
-    lines = ["**Where somebody else is faster.** " + ("; ".join(faster) + "." if faster else "Nowhere in these tables.")]
+    lines = [
+        "**Where somebody else is faster.** " + ("; ".join(faster) + "." if faster else "Nowhere in these tables.")
+    ]
     lines.append("**Goals that are missed.** " + ("; ".join(missed) + "." if missed else "None."))
     return [*paragraph(lines[0]), "", *paragraph(lines[1])]
 
@@ -145,7 +147,9 @@ def training_page(part: Record) -> list[str]:
     )
     lines += table(["network, method", "deat's precision", *sides])
     for name, cell in part["cells"].items():
-        cells = [f"{1000 * middle(cell, side) / cell['batches']:,.0f}" if side in cell["sides"] else "" for side in sides]
+        cells = [
+            f"{1000 * middle(cell, side) / cell['batches']:,.0f}" if side in cell["sides"] else "" for side in sides
+        ]
         precision = cell["sides"]["deat"][0]["precision"] if "deat" in cell["sides"] else "failed"
         lines.append(row([name, precision, *cells]))
     lines += ["", *table(["network, method", *others, "rounds"])]
@@ -223,7 +227,9 @@ def small_page(part: Record) -> list[str]:
     if "digits" in cells:
         cell = cells["digits"]
         parts = cell["sides"]["deat train"][0]["parts"]
-        shares = ", ".join(f"{name.removesuffix('_seconds').replace('_', ' ')} {value:.2f} s" for name, value in parts.items())
+        shares = ", ".join(
+            f"{name.removesuffix('_seconds').replace('_', ' ')} {value:.2f} s" for name, value in parts.items()
+        )
         lines += paragraph(
             f"`deat train` with PGD-7, 10 epochs of digits, in a process that has imported everything: "
             f"{middle(cell, 'deat train'):.2f} s, validation, watch, checkpoints and final scores included ({shares} by its "
@@ -248,7 +254,9 @@ def small_page(part: Record) -> list[str]:
         key = {"wall": "seconds", "cpu": "cpu_seconds"}[clock]
         each = ", ".join(f"`{name}` {median(values):.1f} s" for name, values in cells["demo"][key].items())
         lines += [
-            *paragraph(f"The demo, installation left out: {demo_seconds(cells['demo'], clock):.1f} s, goal {DEMO_GOAL:.0f}: {each}."),
+            *paragraph(
+                f"The demo, installation left out: {demo_seconds(cells['demo'], clock):.1f} s, goal {DEMO_GOAL:.0f}: {each}."
+            ),
             "",
         ]
     return lines
@@ -355,7 +363,9 @@ def draw(result: Record) -> str | None:
             points = cells[axis]["points"]
             units = [UNITS[axis](point["value"]) for point in points]
             costs = [median(point["ms"]) for point in points]
-            panel.loglog(units, [costs[0] * unit / units[0] for unit in units], "--", color="#888888", lw=0.8, label="linear")
+            panel.loglog(
+                units, [costs[0] * unit / units[0] for unit in units], "--", color="#888888", lw=0.8, label="linear"
+            )
             panel.loglog(units, costs, "o-", color="#4361ee", ms=3, lw=1.2, label="measured")
             panel.set_xlabel(AXIS_LABELS[axis])
             panel.minorticks_off()

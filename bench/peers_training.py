@@ -179,7 +179,13 @@ def art_side(net: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[], 
     from art.estimators.classification import PyTorchClassifier
 
     classifier = PyTorchClassifier(
-        Whole(net), nn.CrossEntropyLoss(), (3, 32, 32), 10, optimizer=sgd(net), clip_values=(0.0, 1.0), device_type="cpu"
+        Whole(net),
+        nn.CrossEntropyLoss(),
+        (3, 32, 32),
+        10,
+        optimizer=sgd(net),
+        clip_values=(0.0, 1.0),
+        device_type="cpu",
     )
     images, labels = x.numpy(), np.eye(10, dtype=np.float32)[y.numpy()]
     if method == "pgd-7":

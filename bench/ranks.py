@@ -50,7 +50,9 @@ CASES = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS / "ranks.json", help="the JSON file; its page goes beside it")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "ranks.json", help="the JSON file; its page goes beside it"
+    )
     parser.add_argument("--networks", nargs="+", default=[case.network for case in CASES])
     args = parser.parse_args()
     rounds, cases = args.rounds, [case for case in CASES if case.network in args.networks]
@@ -109,7 +111,7 @@ def player(case: Case, ranks: Distributed) -> Callable[[], object]:
     budget = trainer.schedule.budget(trainer.schedule.init(), 0)
 
     def play() -> None:
-        trainer.step = 0
+        trainer.batches_done = 0
         trainer.train_epoch(budget)
 
     return play

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import deat
 from deat.data import ImageSet
 from deat.evaluation.evaluator import DEFAULT_BLOCK_SIZE
-from deat.models.mlp_conv1d_unet import UNet
+from deat.models.small_networks import UNet
 from deat.tasks import Classification, MultiLabel, Regression, Segmentation, Task
 from deat.training.cost_estimate import backprop_bounds
 from deat.utils.safe_write import write_json

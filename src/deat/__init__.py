@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         Craft,
         CrossEntropy,
         EpochRecord,
-        FreezeRule,
         Game,
         GradientAlignment,
         GradientPenalty,
@@ -33,18 +32,19 @@ if TYPE_CHECKING:
         RememberStarts,
         Replay,
         StartConsistency,
+        StopRule,
         Trades,
         TrainingLoss,
         WeightPerturbation,
     )
-    from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source, as_source, load_data
+    from deat.data import Augment, BatchSource, DataLike, DataSplits, ImageSet, LazyImages, as_source, load_data
     from deat.engine.engine import Engine
     from deat.evaluation.adversarial_examples import AdversarialExamples
+    from deat.evaluation.attack_verifier import AttackLike
     from deat.evaluation.attacks import Attack
     from deat.evaluation.evaluator import evaluate
     from deat.evaluation.results import Evaluation, load_evaluation
     from deat.evaluation.standalone_attack import BoundAttack, attack
-    from deat.evaluation.verified_attack import AttackLike
     from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
     from deat.methods import Method, RuleSet, awp, friendly, get_method, gplus, mplus, register_method
     from deat.methods.configure import configure_method
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from deat.threat import L1, L2, Linf, ThreatModel, Union
     from deat.training.adversarial_step import AdversarialStep, StepResult
     from deat.training.best_epoch import BestChoice
-    from deat.training.callbacks import Callback
+    from deat.training.callbacks import Callback, LambdaCallback
     from deat.training.checkpoints import Checkpoints
     from deat.training.config import TrainConfig
     from deat.training.epoch_records import EpochStats, EpochTiming
@@ -72,18 +72,18 @@ if TYPE_CHECKING:
 
 _NAMES_BY_MODULE = {
     "core": (
-        "Budget Buffers Craft CrossEntropy EpochRecord FreezeRule Game GradientAlignment GradientPenalty "
+        "Budget Buffers Craft CrossEntropy EpochRecord StopRule Game GradientAlignment GradientPenalty "
         "InnerAttack LossOutput MagnitudeProbe Mart Measurement Objective Play Relay RememberStarts Replay "
         "StartConsistency Trades TrainingLoss WeightPerturbation"
     ),
-    "data": "Augment DataLike DataSplits ImageSet LazyImages Source as_source load_data",
+    "data": "Augment DataLike DataSplits ImageSet LazyImages BatchSource as_source load_data",
     "engine.engine": "Engine",
     "evaluation.adversarial_examples": "AdversarialExamples",
     "evaluation.attacks": "Attack",
     "evaluation.evaluator": "evaluate",
     "evaluation.results": "Evaluation load_evaluation",
     "evaluation.standalone_attack": "BoundAttack attack",
-    "evaluation.verified_attack": "AttackLike",
+    "evaluation.attack_verifier": "AttackLike",
     "integrations.hub": "from_pretrained pull_from_hub push_to_hub save_pretrained",
     "methods": "Method RuleSet awp friendly get_method gplus mplus register_method",
     "methods.configure": "configure_method",
@@ -98,7 +98,7 @@ _NAMES_BY_MODULE = {
     "threat": "L1 L2 Linf ThreatModel Union",
     "training.adversarial_step": "AdversarialStep StepResult",
     "training.best_epoch": "BestChoice",
-    "training.callbacks": "Callback",
+    "training.callbacks": "Callback LambdaCallback",
     "training.checkpoints": "Checkpoints",
     "training.config": "TrainConfig",
     "training.epoch_records": "EpochStats EpochTiming",
@@ -124,6 +124,7 @@ __all__ = [
     "AttackedImage",
     "AttackedImages",
     "Augment",
+    "BatchSource",
     "BestChoice",
     "BoundAttack",
     "Budget",
@@ -141,12 +142,12 @@ __all__ = [
     "EpochTiming",
     "Evaluation",
     "ExportedFile",
-    "FreezeRule",
     "Game",
     "GradientAlignment",
     "GradientPenalty",
     "ImageSet",
     "InnerAttack",
+    "LambdaCallback",
     "LazyImages",
     "Linf",
     "LossOutput",
@@ -167,9 +168,9 @@ __all__ = [
     "SavedRun",
     "Schedule",
     "ScheduleState",
-    "Source",
     "StartConsistency",
     "StepResult",
+    "StopRule",
     "ThreatModel",
     "Trades",
     "TrainConfig",

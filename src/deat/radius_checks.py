@@ -1,4 +1,8 @@
-"""Checks and advice about the radius of a threat model, for training and for evaluation."""
+"""Checks and advice about a radius that is legal but unusual: larger than any image, zero or tiny.
+
+A radius that is no number, negative or outside the box, such as `--eps 8`, is refused where the threat model is made:
+`threat.py`, `ThreatModel.__post_init__` and `Linf.__post_init__`.
+"""
 
 import math
 from collections.abc import Sequence

@@ -233,7 +233,7 @@ class ThreatModel(ABC):
         """Return the perturbation inside ball and box that is nearest in Euclidean distance.
 
         Args:
-            x: The images, which must lie in the box: no perturbation of others is in ball and box.
+            x: The images, which must lie in the box. Of others no perturbation is in ball and box; it stays in the ball.
             delta: Their perturbations.
 
         Returns:
@@ -407,7 +407,7 @@ class _NormBall(ThreatModel):
         return self._norm(self._to_units(delta))
 
     def dual_norm(self, grad: Tensor) -> Tensor:
-        """Return the dual norm of the gradient by features in units of the scale; see `ThreatModel.dual_norm`."""
+        """Return the dual norm of the gradient with respect to features in units of the scale; see `ThreatModel.dual_norm`."""
         return self._dual_norm(self._from_units(grad))
 
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
@@ -508,9 +508,10 @@ class Linf(_NormBall):
 
     def _project(self, delta: Tensor, below: Tensor | None, above: Tensor | None, x: Tensor | None) -> Tensor:
         """Clamp each pixel's change to [max(-eps, -below), min(eps, above)]."""
-        # Both intervals contain 0, so clamping to one after the other clamps to their intersection.
-        clamped = delta.clamp(-self.eps, self.eps)
-        return clamped if below is None else clamped.clamp(-below, above)
+        # Both intervals contain 0, so clamping to one after the other clamps to their intersection. The ball comes last:
+        # it holds also where an image is outside the box.
+        clipped = delta if below is None else delta.clamp(-below, above)
+        return clipped.clamp(-self.eps, self.eps)
 
     def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
         """Draw every coordinate from [-eps, eps]; see `ThreatModel.sample_uniform`."""
@@ -619,25 +620,26 @@ class L1(_NormBall):
 class Union(ThreatModel):
     """Several balls at once: the adversary may use any of them, another one for each image.
 
-    As a threat model it is the set of all perturbations that are in at least one of the balls. Its own radius `eps` is 1,
-    and lengths are in units of each ball's radius: a step of 0.25 moves by a quarter of the radius in whichever ball.
+    As a threat model it is the set of all perturbations that are in at least one of the balls. Its own radius `eps` is
+    1, and lengths are in units of each ball's radius: a step of 0.25 moves by a quarter of the radius in whichever
+    ball.
 
     Args:
-        *threats: The balls, as threat models or as text such as "l2:0.5". Unions among them are taken apart; their rules
-            do not count.
-        rule: How a training step picks a ball. "worst" (MSD, Maini et al. 2020) makes every ball's step and keeps the one
-            with the highest loss, for one more forward pass a ball. "random" (SAT, Madaan et al. 2021) draws a ball for
-            each batch. "error" (E-AT, Croce and Hein 2022) draws it by the balls' running robust errors. "magnitude" takes
-            for each image the ball with the largest first-order rise, eps times the gradient's dual norm, which costs
-            nothing. Evaluation always attacks every ball.
+        *threats: The balls, as threat models or as text such as "l2:0.5". Unions among them are taken apart; their
+            rules do not count.
+        rule: How a training step picks a ball. "worst" (MSD, Maini et al. 2020) makes every ball's step and keeps the
+            one with the highest loss, for one more forward pass a ball. "random" (SAT, Madaan et al. 2021) draws a ball
+            for each batch. "error" (E-AT, Croce and Hein 2022) draws it by the balls' running robust errors.
+            "magnitude" takes for each image the ball with the largest first-order rise, eps times the gradient's dual
+            norm, which costs nothing. Evaluation always attacks every ball.
 
     Attributes:
         threats: The balls.
         rule: The rule.
 
     Raises:
-        UsageError: If there is no ball, two are of the same norm, a radius is 0, their boxes, scales or mutable features
-            differ, or the rule is unknown.
+        UsageError: If there is no ball, two are of the same norm, a radius is 0, their boxes, scales or mutable
+            features differ, or the rule is unknown.
 
     Example:
         >>> threat = deat.Union(deat.Linf(8 / 255), deat.L2(0.5), deat.L1(12), rule="magnitude")
@@ -883,8 +885,8 @@ def parse_threat(spec: ThreatModel | str, *, rule: str | None = None, **features
     """Parse a threat model.
 
     Args:
-        spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12", or several of them joined by "+" for a `Union`. A threat
-            model is returned unchanged, except that a union of one ball is that ball.
+        spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12", or several of them joined by "+" for a `Union`. A
+            threat model is returned unchanged, except that a union of one ball is that ball.
         rule: The rule of a union that is given as text; by default "worst".
         **features: The box, scale and mutable features of the data, which text cannot name.
 

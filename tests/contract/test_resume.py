@@ -63,7 +63,12 @@ def everything(trainer: deat.Trainer) -> list[object]:
     if trainer.game.start_memory is not None:
         tensors |= trainer.game.start_memory.state_dict()
     bits = {name: value.numpy().tobytes() for name, value in tensors.items()}
-    return [bits, trainer.state, [json.dumps(asdict(stats)) for stats in trainer.history], vars(trainer.game.cost)]
+    return [
+        bits,
+        trainer.schedule_state,
+        [json.dumps(asdict(stats)) for stats in trainer.history],
+        vars(trainer.game.cost),
+    ]
 
 
 def interrupt_at(trainer: deat.Trainer, batches: int) -> None:

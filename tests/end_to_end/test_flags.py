@@ -19,18 +19,18 @@ from deat.cli.predict_and_attack import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
-from deat.cli.watch import WatchCommand
+from deat.cli.watch_server import WatchCommand
 
 TRAIN = """data target task model method epochs eps norm threat threat_rule out overwrite resume inexact seed batch_size lr
 lr_schedule weight_decay optimizer momentum betas ema clip_grad_norm label_smoothing class_weights mixup cutmix
 random_erasing init rules alpha gamma max_steps beta tau g_weight g_step g_form
 awp_gamma awp_warmup start persistent compact n_train held_out val_attack watch
 normalize augment test_images baseline precision sync_bn engine device threads deterministic workers log
-log_every data_root download size dry_run json"""
-RESUME = "run_folder method model inexact log log_every data_root json"
+log_every log_checkpoints data_root download size dry_run json"""
+RESUME = "run_folder method model inexact log log_every log_checkpoints data_root json"
 EVALUATE = """target data model attacks n eps norm threat alpha epoch normalize cascade seed block precision engine device out
 data_root size json"""
-BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_root download dry_run json"""
+BENCH = """recipe methods rows seeds data model set budget_bp jobs parallel out data_root download dry_run json"""
 REPORT = """runs out title against sweep gallery no_figures model device data_root json"""
 
 
@@ -105,7 +105,9 @@ def test_every_flag_in_the_help_is_known_under_either_spelling(capsys: Any) -> N
         flags = set(re.findall(r"(?<= )--[a-z][\w-]*(?= )", capsys.readouterr().out))
         assert len(flags) > 1, command
         for flag in flags:
-            check_flag_names(command, load_command(command), [flag, f"{flag}=1", flag.replace("-", "_").replace("__", "--")])
+            check_flag_names(
+                command, load_command(command), [flag, f"{flag}=1", flag.replace("-", "_").replace("__", "--")]
+            )
 
 
 def test_what_follows_two_dashes_is_no_flag() -> None:

@@ -101,20 +101,20 @@ def test_a_run_on_cifar100_is_evaluated_by_the_numbers_in_its_record(tmp_path, m
     write_folder(tmp_path / cifar.RELEASES["cifar100"][0].folder, cifar_files("cifar100", True, count=16))
     asked = ["train", "--data", "cifar100", "--data-root", str(tmp_path), "--method", "natural", "--model", "small"]
     with monkeypatch.context() as older:  # 0.1.0 normalised it by CIFAR-10's numbers
-        older.setattr(datasets, "_CIFAR100_MEAN_STD", datasets._CIFAR10_MEAN_STD)
+        older.setitem(datasets._CIFAR_MEAN_STD, "cifar100", datasets._CIFAR_MEAN_STD["cifar10"])
         options = ["--epochs", "1", "--batch-size", "4", "--held-out", "4", "--test-images", "0", "--out", "older"]
         assert main([*asked, *options]) == 0
     mean, std = json.loads(Path("older/run.json").read_text())["data"]["normalized_by"]
-    assert (tuple(mean), tuple(std)) == datasets._CIFAR10_MEAN_STD
+    assert (tuple(mean), tuple(std)) == datasets._CIFAR_MEAN_STD["cifar10"]
     record = read_record(Path("older"))
-    assert (record.statistics.mean, record.statistics.std) == datasets._CIFAR10_MEAN_STD
+    assert (record.statistics.mean, record.statistics.std) == datasets._CIFAR_MEAN_STD["cifar10"]
     run = resolve_request(record.request, statistics=record.statistics, **vars(record.config))
-    assert run.normalization == datasets._CIFAR10_MEAN_STD
-    assert resolve_request(record.request, **vars(record.config)).normalization == datasets._CIFAR100_MEAN_STD
+    assert run.normalization == datasets._CIFAR_MEAN_STD["cifar10"]
+    assert resolve_request(record.request, **vars(record.config)).normalization == datasets._CIFAR_MEAN_STD["cifar100"]
     assert main(["resume", "older"]) == 0
     assert main(["evaluate", "older", "--data-root", str(tmp_path), "--attacks", "natural"]) in (0, 6)
     weights = read_tensors(Path("older/last/model.safetensors"))
-    assert weights["normalize.mean"].flatten().tolist() == pytest.approx(datasets._CIFAR10_MEAN_STD[0])
+    assert weights["normalize.mean"].flatten().tolist() == pytest.approx(datasets._CIFAR_MEAN_STD["cifar10"][0])
     capsys.readouterr()
 
 

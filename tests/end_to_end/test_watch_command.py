@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from deat.cli.main import main
-from deat.cli.watch import WatchCommand, make_server
+from deat.cli.watch_server import WatchCommand, make_server
 from deat.errors import DataError, UsageError
 from deat.training.epoch_records import append_record, read_history
 from helpers.browser import ABSENT, browser

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from deat.bench.bench_folder import Grid, GridCell
+from deat.bench.bench_folder import BenchFolder, GridCell
 from deat.bench.workers import run_claimed_cell
 from deat.checkpoint.store import remove_temporary_files
 from deat.cli.main import main
 from deat.errors import CheckpointError
+from deat.evaluation.attack_verifier import BlockResult
 from deat.evaluation.resume_log import ResumeLog
-from deat.evaluation.verified_attack import BlockResult
 from deat.recipes import apply_overrides, get_recipe
 from deat.training.epoch_records import EpochTiming, append_record
 from deat.utils.safe_write import check_no_symlinks
@@ -148,7 +148,7 @@ def test_lines_are_not_added_through_a_link(victim):
 @pytest.mark.promise("P10")
 @pytest.mark.parametrize("name", ["natural", "natural/seed-0", "natural/seed-0/best", "natural/seed-0/history.jsonl"])
 def test_bench_does_not_play_a_run_behind_a_link(name, victim):
-    grid, quick = Grid(Path("table")), get_recipe("quick")
+    grid, quick = BenchFolder(Path("table")), get_recipe("quick")
     (row,) = apply_overrides(quick.make_rows(["natural"]), {"epochs": "1", "attacks": "natural", "n": "20"})
     grid.open(quick, [cell := GridCell(row, 0)], {})
     if name.count("/") == 2:
@@ -164,7 +164,7 @@ def test_bench_does_not_play_a_run_behind_a_link(name, victim):
 def test_bench_s_own_files_are_no_links(name, victim):
     plant(Path("table") / name, victim / "new")
     with pytest.raises(CheckpointError, match="symbolic link"):
-        Grid(Path("table")).open(None, [], {})
+        BenchFolder(Path("table")).open(None, [], {})
     assert not os.path.lexists(victim / "new")
 
 

@@ -15,7 +15,7 @@ from deat.core.game import Game
 from deat.data import InMemorySource
 from deat.engine.engine import Engine
 from deat.errors import DataError, NumericalError, UsageError
-from deat.evaluation.verified_attack import Judge
+from deat.evaluation.attack_verifier import AttackVerifier
 from deat.runs import final_scores
 from deat.runs.run_dir import RunFolder
 from deat.training.checkpoints import Checkpoints
@@ -71,7 +71,7 @@ def test_bad_loss_before_an_interruption_is_not_saved(tmp_path, monkeypatch):
     real = trainer.game.end_batch
     trainer.game.end_batch = lambda r: (
         real(r),
-        trainer.interruption.request() if trainer.epoch and trainer.step else None,
+        trainer.interruption.request() if trainer.epoch and trainer.batches_done else None,
     )
     with pytest.raises(NumericalError, match="epoch 2, batch 2"):
         trainer.fit()
@@ -152,7 +152,12 @@ PLACES = {
     "the data's way to the device": (InMemorySource, "__init__", SHORT, "--batch-size"),
     "what is to be saved": (Trainer, "state_dict", SHORT, "--batch-size"),
     "the final scores": (final_scores, "compute_accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
-    "an evaluation": (Judge, "judge_block", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
+    "an evaluation": (
+        AttackVerifier,
+        "attack_block",
+        ["evaluate", "run", "--attacks", "natural", "--n", "20"],
+        "--block",
+    ),
 }
 
 

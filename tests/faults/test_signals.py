@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT save and leave with 75; a second one leaves at once; nothing that was saved is damaged."""
 
-import json
 import importlib
+import json
 import os
 import shutil
 import signal

@@ -6,7 +6,8 @@ from torch import nn
 
 import deat
 from deat.evaluation import fast_model as graphed_module
-from deat.evaluation.fast_model import EAGER_CALLS_BEFORE_RECORDING, FastModel, GraphedNetwork, full_precision
+from deat.evaluation.fast_model import EAGER_CALLS_BEFORE_RECORDING, FastModel, GraphedNetwork
+from deat.utils.float32_precision import full_precision
 from helpers.eval_nets import THREAT, convolutional, digits
 from helpers.recorded import count_recordings
 

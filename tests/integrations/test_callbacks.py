@@ -25,7 +25,7 @@ class Diary(deat.Callback):
         self.events.append(f"begin at {trainer.epoch}")
 
     def on_batch(self, trainer, buffers):
-        self.events.append(f"batch {trainer.epoch}.{trainer.step}")
+        self.events.append(f"batch {trainer.epoch}.{trainer.batches_done}")
         self.losses.append(float(buffers.loss))
 
     def on_validation(self, trainer, scores):
@@ -81,6 +81,39 @@ def test_a_plain_function_and_a_bound_method_are_called_after_each_epoch() -> No
     result = deat.fit(conv_net(), learnable(80), callbacks=[lambda *_: seen.append(1), Counter().count, stop], **QUICK)
     assert seen == [1, -1]
     assert history == result.history
+
+
+def test_plain_functions_are_called_at_every_event(tmp_path: Path) -> None:
+    diary, images = Diary(), learnable(80)
+    events: list[str] = []
+    functions = deat.LambdaCallback(
+        on_train_begin=lambda trainer: events.append(f"begin at {trainer.epoch}"),
+        on_batch=lambda trainer, buffers: events.append(f"batch {trainer.epoch}.{trainer.step}"),
+        on_validation=lambda trainer, scores: events.append(f"validation {trainer.epoch}"),
+        on_epoch=lambda trainer, stats, timing: events.append(f"epoch {stats.epoch}"),
+        on_checkpoint=lambda trainer, path: events.append(f"checkpoint {trainer.epoch}"),
+        on_train_end=lambda trainer, result: events.append("end"),
+    )
+    few = deat.LambdaCallback(on_train_end=diary.on_train_end)
+    callbacks = [functions, diary, few]
+    deat.fit(conv_net(), images, val=images, callbacks=callbacks, checkpoints=tmp_path / "kept", **QUICK)
+    assert [*events, "end"] == diary.events
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        (
+            {"on_batch": lambda trainer: None},
+            r"LambdaCallback does not take two arguments.*on_batch\(trainer, buffers\)",
+        ),
+        ({"on_batch": "print"}, "on_batch='print' is no function"),
+        ({}, "has no function"),
+    ],
+)
+def test_functions_that_cannot_be_called_are_refused_before_any_work(functions: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        deat.fit(conv_net(), learnable(80), callbacks=[deat.LambdaCallback(**functions)], **QUICK)
 
 
 @pytest.mark.parametrize(

@@ -447,8 +447,18 @@ def test_a_run_of_the_command_line_has_its_scores_in_the_log_and_can_be_replaced
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tools = "csv,tensorboard" if importlib.util.find_spec("tensorboard") else "csv"
-    assert main([*COMMAND, "--log", tools, "--log-every", "9", "--out", "run"]) == 0
-    scores = json.loads(capsys.readouterr().out)["scores"]
+    Path("mine.py").write_text(
+        "from deat.integrations.loggers import Logger\n"
+        "class Mine(Logger):\n"
+        "    def start(self, run):\n"
+        "        print(run.name, *(run.flat_config[k] for k in ('model.name', 'data.name', 'request.model')))\n"
+        "    def log_metrics(self, metrics, step, axis='epoch'):\n"
+        "        pass\n"
+    )
+    assert main([*COMMAND, "--log", f"{tools},mine.py:Mine", "--log-every", "9", "--out", "run"]) == 0
+    out, err = capsys.readouterr()
+    assert "run small digits auto" in err.splitlines(), "the names of the record, not of classes in Python"
+    scores = json.loads(out)["scores"]
     (row,) = rows_of(Path("run/logs/scores.csv"))
     assert float(row["pgd-20"]) == scores[0]["accuracy"]["pgd-20"]
     assert len(rows_of(Path("run/logs/metrics.csv"))) == 2

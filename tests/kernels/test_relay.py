@@ -8,7 +8,7 @@ import torch
 from torch import fx, nn
 
 import deat
-from deat.core import network_calls
+from deat.core import compiled_functions
 from deat.core.buffers import Budget
 from deat.engine.engine import Engine
 from deat.engine.kernels.batch_norm import fused_batch_norm
@@ -60,12 +60,12 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[fx.Node]]]:
     torch._dynamo.reset()
     monkeypatch.setattr(Engine, "uses_own_kernels", property(lambda self: True))
     monkeypatch.setattr(
-        network_calls,
+        compiled_functions,
         "_make_projected_step",
         lambda attack, threat, engine: lambda *args, out: out.copy_(threat.pgd_step(*args)),
     )
-    monkeypatch.setattr(network_calls, "fused_backend", noting(fused_backend))
-    monkeypatch.setattr(network_calls, "first_layer_backend", noting(first_layer_backend))
+    monkeypatch.setattr(compiled_functions, "fused_backend", noting(fused_backend))
+    monkeypatch.setattr(compiled_functions, "first_layer_backend", noting(first_layer_backend))
     return graphs
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import deat
+from deat.evaluation.attack_verifier import AttackVerifier
 from deat.evaluation.results import load_evaluation
-from deat.evaluation.verified_attack import Judge
 from deat.utils.distributed import Distributed
 from helpers.nets import conv_net, learnable
 from helpers.together import commands, statuses, together
@@ -157,24 +157,24 @@ def test_the_evaluate_command_is_shared_and_ends_alike_everywhere(a_run: Path) -
 
 def stop_at_the_third_block(rank: int) -> None:
     if rank == 0:
-        real = Judge.judge_block
+        real = AttackVerifier.attack_block
 
-        def judge_block(self: Judge, attack: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
+        def attack_block(self: AttackVerifier, attack: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
             if block == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(self, attack, x, y, block, *rest)
 
-        Judge.judge_block = judge_block  # type: ignore[method-assign]
+        AttackVerifier.attack_block = attack_block  # type: ignore[method-assign]
 
 
 def count_blocks(rank: int) -> None:
-    real = Judge.judge_block
+    real = AttackVerifier.attack_block
 
-    def judge_block(self: Judge, attack: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
+    def attack_block(self: AttackVerifier, attack: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
         print(f"judges block {block}", file=__import__("sys").stderr)
         return real(self, attack, x, y, block, *rest)
 
-    Judge.judge_block = judge_block  # type: ignore[method-assign]
+    AttackVerifier.attack_block = attack_block  # type: ignore[method-assign]
 
 
 def test_a_shared_evaluation_resumes_where_it_was_killed(a_run: Path) -> None:
@@ -191,15 +191,15 @@ def test_a_shared_evaluation_resumes_where_it_was_killed(a_run: Path) -> None:
 
 
 def stop_all_at_the_third_block(rank: int) -> None:
-    real = Judge.judge_block
+    real = AttackVerifier.attack_block
 
-    def judge_block(self: Judge, attack: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
+    def attack_block(self: AttackVerifier, attack: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
         if block >= 2:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)  # as one does that waits for another process
         return real(self, attack, x, y, block, *rest)
 
-    Judge.judge_block = judge_block  # type: ignore[method-assign]
+    AttackVerifier.attack_block = attack_block  # type: ignore[method-assign]
 
 
 @pytest.mark.promise("P28")

@@ -1,5 +1,7 @@
 """FGSM, PGD-n and CW-n as the paper evaluates with them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,36 @@ def test_near_names_are_suggested_and_an_attack_is_itself():
         parse_attack("pdg-20")
     mine = Attack("mine", steps=3)
     assert parse_attack(mine) is mine
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "pgd-20", "steps": 3},
+        {"name": "PGD-20 ", "steps": 3},
+        {"name": "pgd-20", "steps": 20, "loss": "margin"},
+        {"name": "cw-20", "steps": 20},
+        {"name": "pgd-20x10", "steps": 20},
+        {"name": "pgd-20-last", "steps": 20},
+        {"name": "pgd-20", "steps": 20, "restarts": 2},
+        {"name": "fgsm", "steps": 0},
+        {"name": "natural", "steps": 5},
+        {"name": "aa", "steps": 100},
+        {"name": "square", "steps": 100},
+        {"name": 20, "steps": 20},
+    ],
+)
+def test_a_name_that_says_something_else_than_the_settings_is_refused(settings):
+    with pytest.raises(UsageError, match="name"):
+        Attack(**settings)
+
+
+def test_a_name_may_repeat_the_settings():
+    for name in ("natural", "fgsm", "pgd-20", "cw-7", "pgd-5x3", "pgd-5-last", "cw-5x2-last", "segpgd-3"):
+        attack = parse_attack(name)
+        assert replace(attack, alpha=0.1).name == name
+    assert Attack("pgd-20", steps=20).steps == 20
+    assert Attack("pgd-20 doubled", steps=40).steps == 40
 
 
 @every_threat

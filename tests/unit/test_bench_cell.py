@@ -14,11 +14,12 @@ from deat.bench.bench_folder import GridCell
 from deat.checkpoint import store
 from deat.errors import BusyError, CheckpointError, DataError
 from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
-from deat.evaluation.resume_log import fingerprint_model, lock_evaluation
+from deat.evaluation.resume_log import lock_evaluation
 from deat.recipes import apply_overrides
 from deat.runs.load_run import get_test_split, load_run_model
 from deat.runs.run_dir import RunFolder
 from deat.runs.schema import WEIGHTS_FILE
+from deat.utils.fingerprints import fingerprint_model
 from deat.utils.locks import lock_run_folder
 from deat.utils.safe_write import link_atomic
 from deat.utils.safetensors_files import read_note
@@ -162,6 +163,7 @@ def last_save_failed(tmp_path, judged, monkeypatch):
     return path
 
 
+@pytest.mark.promise("P177")
 def test_a_run_whose_last_save_failed_is_trained_to_its_end_before_it_is_evaluated(last_save_failed, tmp_path):
     cells.run_cell(cell_of(epochs="3"), tmp_path / "whole")
     cells.run_cell(cell_of(epochs="3"), last_save_failed)
@@ -169,6 +171,7 @@ def test_a_run_whose_last_save_failed_is_trained_to_its_end_before_it_is_evaluat
         assert (last_save_failed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.promise("P177")
 def test_weights_of_an_earlier_epoch_are_never_taken_for_the_finished_ones(last_save_failed, capsys):
     for checkpoint in store.list_checkpoints(last_save_failed):
         shutil.rmtree(checkpoint)
@@ -176,6 +179,7 @@ def test_weights_of_an_earlier_epoch_are_never_taken_for_the_finished_ones(last_
     assert json.loads(read_note(last_save_failed / "last/model.safetensors"))["epoch"] == 3
 
 
+@pytest.mark.promise("P177")
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_weights_that_could_not_be_published_are_not_evaluated_until_they_are(which, tmp_path, judged, monkeypatch):
     def link(source, target):

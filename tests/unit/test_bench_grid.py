@@ -7,7 +7,7 @@ import os
 import pytest
 
 from deat import recipes
-from deat.bench.bench_folder import MAX_ATTEMPTS, Grid, make_cells, remove_damaged_evaluations
+from deat.bench.bench_folder import MAX_ATTEMPTS, BenchFolder, make_cells, remove_damaged_evaluations
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.report.run_results import load_bench
 from helpers.locks import remove_locks
@@ -22,7 +22,7 @@ def cells(methods=("natural", "pgd-7"), seeds=(0, 1)):
 
 @pytest.fixture
 def grid(tmp_path):
-    found = Grid(tmp_path / "bench")
+    found = BenchFolder(tmp_path / "bench")
     found.open(QUICK, cells(), {})
     return found
 
@@ -32,7 +32,7 @@ def test_seeds_come_one_after_the_other_so_that_rows_can_be_compared_early():
 
 
 def test_two_benches_never_claim_the_same_cell(grid):
-    other = Grid(grid.root)
+    other = BenchFolder(grid.root)
     other.open(QUICK, cells(), {})
     taken = [holder.claim(cells()) for holder in (grid, other, grid, other)]
     assert sorted(cell.folder for cell, _ in taken) == sorted(cell.folder for cell in cells())
@@ -83,7 +83,7 @@ def test_cells_whose_process_is_gone_are_buried_and_living_ones_are_not(grid):
 def test_a_bench_is_refused_in_words_where_there_are_no_locks_to_claim_cells_by(tmp_path, monkeypatch):
     remove_locks(monkeypatch)
     with pytest.raises(CheckpointError, match="no file locks"):
-        Grid(tmp_path / "bench").open(QUICK, cells(), {})
+        BenchFolder(tmp_path / "bench").open(QUICK, cells(), {})
 
 
 def finish_all(grid):
@@ -154,17 +154,17 @@ def test_a_folder_of_another_bench_or_of_something_else_is_refused(grid, tmp_pat
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"")
     with pytest.raises(UsageError, match="no bench"):
-        Grid(tmp_path / "photos").open(QUICK, cells(), {})
+        BenchFolder(tmp_path / "photos").open(QUICK, cells(), {})
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="--out"):
-        Grid(tmp_path / "file" / "bench").open(QUICK, cells(), {})
+        BenchFolder(tmp_path / "file" / "bench").open(QUICK, cells(), {})
 
 
 def test_two_methods_of_one_name_are_refused(tmp_path):
     (tmp_path / "mine.py").write_text("import deat\nMINE = deat.get_method('pgd-7')\n")
     both = cells(["pgd-7", f"{tmp_path}/mine.py:MINE"])
     with pytest.raises(UsageError, match="another name"):
-        Grid(tmp_path / "bench").open(QUICK, both, {})
+        BenchFolder(tmp_path / "bench").open(QUICK, both, {})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"rows": [{"runs": [{}]}]})])

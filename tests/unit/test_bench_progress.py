@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deat import recipes
-from deat.bench.bench_folder import Grid, make_cells
+from deat.bench.bench_folder import BenchFolder, make_cells
 from deat.bench.status import BenchProgress
 from deat.evaluation.evaluator import evaluate
 from deat.recipes.recipe import EvaluationPlan
@@ -19,7 +19,7 @@ CELLS = make_cells(QUICK.make_rows(["natural", "pgd-7"]), (0,), None, None)
 
 @pytest.fixture
 def grid(tmp_path):
-    found = Grid(tmp_path)
+    found = BenchFolder(tmp_path)
     found.open(QUICK, CELLS, {})
     return found
 
@@ -62,7 +62,7 @@ def test_judging_counts_by_its_rulings_and_autoattack_for_most_of_it(tmp_path):
         for row in QUICK.make_rows(["pgd-7"])
     ]
     (cell,) = cells = make_cells(rows, (0,), None, None)
-    grid = Grid(tmp_path)
+    grid = BenchFolder(tmp_path)
     grid.open(QUICK, cells, {})
     progress = BenchProgress(grid, cells)
     folder = make_run(tmp_path / cell.folder, epochs=1)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import deat
-from deat.engine.cpu_bf16 import FastBf16Functions, may_have_slow_bf16_functions
+from deat.engine.cpu_bf16_workarounds import FastBf16Functions, may_have_slow_bf16_functions
 from deat.engine.cpu_memory import _find_glibc, reused_memory
 from helpers.nets import conv_net
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import deat
-from deat.data import LazyImages, Source, StreamingSource, as_source, dataloader_source, image_folder
+from deat.data import BatchSource, LazyImages, StreamingSource, as_source, dataloader_source, image_folder
 from deat.data.batch_order import EpochBatchSampler
+from deat.data.batch_source import stopping_workers
 from deat.data.dataloader_source import EpochLoader
-from deat.data.sources import stopping_workers
 from deat.errors import DataError
 from deat.utils.distributed import BatchShard
 from deat.utils.seeding import derive_seed
@@ -256,7 +256,7 @@ def test_workers_of_a_source_in_a_reference_cycle_end_without_being_killed(open_
 
 def test_a_user_s_own_loader_keeps_its_workers(log):
     loader = DataLoader(Noisy(log), batch_size=5, num_workers=1, persistent_workers=True)
-    source: Source = as_source(loader, batch_size=5)
+    source: BatchSource = as_source(loader, batch_size=5)
     before = multiprocessing.active_children()
     assert len(before) == 1
     with stopping_workers(source, None):

@@ -5,11 +5,11 @@ import torch
 
 from deat.evaluation import progress as progress_module
 from deat.evaluation.attack_registry import get_attacks
+from deat.evaluation.attack_verifier import AttackVerifier, BlockResult
 from deat.evaluation.attacks import attack_examples
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.progress import EvaluationProgress, ProgressPrinter, estimate_attack_cost, format_progress
-from deat.evaluation.sanity import after_attack, estimate_check_passes
-from deat.evaluation.verified_attack import BlockResult, Judge
+from deat.evaluation.sanity import estimate_check_passes, extra_attacks
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, robust
 
@@ -151,7 +151,7 @@ def test_each_attack_of_the_sanity_checks_reports_progress_and_no_attack_is_run_
         attacks.append((attack, threat, generator.initial_seed()))
         return attack_examples(model, x, y, attack, threat, generator, task)
 
-    monkeypatch.setattr(after_attack, "attack_examples", record)
+    monkeypatch.setattr(extra_attacks, "attack_examples", record)
     evaluation = evaluate(
         *(robust(), digits(20)),
         threat=THREAT,
@@ -191,7 +191,9 @@ def test_progress_goes_to_standard_error_only_and_can_be_switched_off(monkeypatc
 @pytest.mark.parametrize("attacks", ["natural", "fgsm,square", "pgd-10,cw-20x2", "pgd-40-last"])
 def test_the_estimated_passes_of_the_checks_are_about_right_on_a_model_that_nothing_fools(attacks, monkeypatch):
     reports, net = [], robust()
-    monkeypatch.setattr(Judge, "judge_block", lambda self, attack, x, *_: BlockResult([True] * len(x), 0, 0.0, 0, 0))
+    monkeypatch.setattr(
+        AttackVerifier, "attack_block", lambda self, attack, x, *_: BlockResult([True] * len(x), 0, 0.0, 0, 0)
+    )
     net[-1].bias.data[0] = 1e3
     data = digits(20)[0], torch.zeros(20).long()
     evaluation = evaluate(net, data, threat=THREAT, attacks=attacks, progress=reports.append)

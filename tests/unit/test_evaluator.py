@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import deat
 from deat.data import as_source
 from deat.evaluation import quick_scores
+from deat.evaluation.attack_verifier import derive_block_seed
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.verified_attack import derive_block_seed
 from deat.tasks.loss_terms import cross_entropy, margin_loss
 from deat.utils.seeding import derive_seed
 from helpers.eval_attackers import Own

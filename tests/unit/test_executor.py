@@ -14,10 +14,11 @@ from torch._dynamo.exc import TorchDynamoException
 
 import deat
 from deat.engine import cuda_graphs as recordings
+from deat.evaluation import attack_verifier as judging
 from deat.evaluation import fast_model
-from deat.evaluation import verified_attack as judging
 from deat.evaluation.fast_model import EAGER_CALLS_BEFORE_RECORDING, FastModel, GraphedNetwork
 from deat.training import trainer as training
+from deat.utils import float32_precision, torch_utils
 from helpers.eval_nets import THREAT, convolutional, digits
 from helpers.games import busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, seeded, weights
@@ -140,9 +141,9 @@ def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_evalua
         yield
 
     monkeypatch.setattr(torch.cuda, "device", noted)
-    with recordings.device_context(torch.device("cpu")):
+    with torch_utils.device_context(torch.device("cpu")):
         assert not entered
-    with fast_model.exact_float32(torch.device("cuda:1")):
+    with float32_precision.exact_float32(torch.device("cuda:1")):
         assert entered == ["cuda:1"]
     trainer = trainer_of("natural", epochs=1)
     monkeypatch.setattr(training, "torch_backend_flags", lambda *args, **named: nullcontext())

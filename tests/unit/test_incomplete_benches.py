@@ -165,6 +165,18 @@ def test_a_sweep_says_on_how_many_images_it_really_is(monkeypatch, tmp_path):
     assert titles == {n: f"PGD-20 on {least} test images, seed 0 alone" for n, least in ((20, 20), (5000, 30))}
 
 
+def test_a_row_that_is_a_point_in_one_panel_and_a_line_in_another_is_in_the_legend_once():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    canvas, axes = pyplot.subplots(2)
+    axes[0].plot([1], [1], label="a", color="blue", marker="o")
+    axes[1].plot([1, 2], [1, 2], label="a", color="blue")
+    axes[1].plot([1], [1], label="b", color="red", marker="o")
+    _draw_legend(canvas, axes)
+    assert [text.get_text() for text in canvas.legends[0].get_texts()] == ["a", "b"]
+    assert canvas.legends[0].legend_handles[0].get_marker() == "None"
+    pyplot.close(canvas)
+
+
 def test_rows_whose_names_are_cut_to_the_same_are_both_in_a_legend(tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     canvas, ax = pyplot.subplots()

@@ -69,6 +69,7 @@ def test_a_result_shows_its_last_epochs_and_a_curve(result):
     assert page.tags.count("polyline") == 3
     assert str(result.history[-1].backprops) in page.text.replace(",", "")
     assert "8 of 10 epochs" in page.text
+    assert "best.epoch" not in page.text, "it counts from 0, and the line below from 1"
 
 
 def test_curves_are_drawn_to_scale_and_leave_missing_values_out():
@@ -86,6 +87,12 @@ def test_an_evaluation_shows_each_attack_and_its_flags_and_escapes_names(evaluat
     assert page.tags.count("tr") == 1 + len(evaluation.accuracy)
     for flag in evaluation.flags:
         assert flag.line in page.text
+    assert "linf eps 0.1" in page.text
+    options = {"threat": "linf:0.1+l2:0.5", "attacks": ["natural", "pgd-2"], "sanity": False, "progress": False}
+    union = deat.evaluate(conv_net(), learnable(12), **options)
+    page = read(union._repr_html_())
+    assert page.tags.count("tr") == 1 + len(union.accuracy) + 2
+    assert "worst, l2 eps 0.5" in page.text
     data = ImageSet(images(9)[0], torch.arange(9) % 3, (HOSTILE, "b", "c"))
     shown = data._repr_html_()
     assert "<script" not in shown

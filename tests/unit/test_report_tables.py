@@ -49,8 +49,7 @@ from deat.report.page_data import (
 from deat.report.paper_claims import check_claims
 from deat.report.problems import collect_remarks, list_run_problems
 from deat.report.report_data import load_report_data
-from deat.report.run_results import load_bench
-from deat.report.stats import (
+from deat.report.row_statistics import (
     choose_ranking_attack,
     find_low_outliers,
     find_pareto_front,
@@ -58,6 +57,7 @@ from deat.report.stats import (
     list_attacks,
     summarize_accuracy,
 )
+from deat.report.run_results import load_bench
 from deat.report.tables import (
     build_results_table,
     collect_table_notes,

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.errors import CheckpointError
-from deat.evaluation import results, verified_attack
-from deat.evaluation.arguments import EvaluationRequest
-from deat.evaluation.attacks import Attack
+from deat.evaluation import attack_verifier, results
+from deat.evaluation.attack_verifier import AttackVerifier
+from deat.evaluation.attacks import Attack, parse_attack
+from deat.evaluation.evaluation_request import EvaluationRequest
 from deat.evaluation.evaluator import EvaluationRun, evaluate
 from deat.evaluation.results import load_evaluation
-from deat.evaluation.resume_log import are_close, fingerprint_logits
-from deat.evaluation.verified_attack import Judge
+from deat.utils.fingerprints import are_close, fingerprint_logits
 from deat.utils.user_code import load_object
 from helpers.eval_attackers import Fragile, Interrupted
 from helpers.eval_nets import Around, same
@@ -57,14 +58,14 @@ def read_lines(path: Path) -> list[dict]:
 @pytest.fixture
 def computed(monkeypatch):
     """(attack, block) of every result that is computed."""
-    names, real = [], Judge.judge_block
+    names, real = [], AttackVerifier.attack_block
 
-    def judge_block(self, attack, x, y, block, *rest):
+    def attack_block(self, attack, x, y, block, *rest):
         result = real(self, attack, x, y, block, *rest)
         names.append((attack.name, block))
         return result
 
-    monkeypatch.setattr(Judge, "judge_block", judge_block)
+    monkeypatch.setattr(AttackVerifier, "attack_block", attack_block)
     return names
 
 
@@ -204,7 +205,7 @@ def loud_net() -> nn.Module:
         {"cascade": True},
         {"data": images(IMAGES, seed=4)},
         {"data": (images(IMAGES, seed=3)[0], images(IMAGES, seed=3)[1].flip(0))},
-        {"attacks": [Attack(name, steps=1, alpha=0.5) for name in NAMES]},
+        {"attacks": [replace(parse_attack(name), alpha=0.5) for name in NAMES]},
     ],
     ids=[
         "weights",
@@ -247,8 +248,8 @@ def test_a_log_of_a_network_with_other_logits_is_not_used_though_weights_and_cod
 
 
 def test_a_log_of_another_precision_is_not_used(monkeypatch):
-    monkeypatch.setattr(verified_attack, "choose_attack_precision", lambda wanted, *_: wanted)
-    monkeypatch.setattr(verified_attack, "FastModel", lambda *_: None)
+    monkeypatch.setattr(attack_verifier, "choose_attack_precision", lambda wanted, *_: wanted)
+    monkeypatch.setattr(attack_verifier, "FastModel", lambda *_: None)
     requests = [EvaluationRequest(net(), THREATS[0], [], BLOCK, precision=name) for name in ("fp32", "fp16")]
     assert len({EvaluationRun(request).fingerprint for request in requests}) == 2
 
@@ -334,7 +335,7 @@ def test_in_a_cascade_a_log_with_other_settings_of_an_earlier_attack_is_not_used
     log = tmp_path / "log.jsonl"
     with pytest.raises(Interrupted):
         evaluate_small(log, cascade=True, progress=interrupt_after(3 * BLOCKS))
-    changed = [Attack("fgsm", steps=0, start="zero"), *NAMES[1:]]
+    changed = [Attack("fgsm", steps=1, alpha=0.5, start="zero"), *NAMES[1:]]
     computed.clear()
     assert (
         evaluate_small(log, attacks=changed, cascade=True).verdicts

@@ -244,3 +244,26 @@ def test_a_bare_attack_called_in_a_loop_runs_all_its_steps_and_stops_early_in_an
     evaluation = deat.evaluate(net, (x, y), threat=threat, attacks=[mine], progress=False, sanity=False)
     assert evaluation.settings["attacks"]["mine"]["freeze"] is True
     assert evaluation.verdicts["mine"] == (net(stopped).argmax(1) == y).tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda y: y.tolist(), r"torch\.as_tensor\(y\)"),
+        (lambda y: y[:-1], "one for each"),
+        (lambda y: y.float() + 0.5, "class numbers"),
+        (lambda y: torch.eye(10)[y], "argmax"),
+    ],
+)
+def test_a_bare_attack_refuses_labels_that_are_no_class_numbers(change: Any, told: str, net: nn.Module) -> None:
+    x, y = batch()
+    with pytest.raises((UsageError, DataError), match=told):
+        deat.Attack("mine", steps=2)(net, x, change(y), "linf:0.1")
+    taken = [deat.Attack("mine", steps=2, start="zero")(net, x, labels, "linf:0.1") for labels in (y, y.int())]
+    assert torch.equal(*taken)
+
+
+def test_the_threat_model_may_follow_the_name_and_a_bare_radius_there_is_refused() -> None:
+    assert deat.attack("pgd-7", "l2:0.5").threat == deat.L2(0.5)
+    with pytest.raises(UsageError, match="A radius is eps="):
+        deat.attack("pgd-7", 8 / 255)  # type: ignore[arg-type]

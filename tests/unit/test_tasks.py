@@ -8,8 +8,8 @@ from torch import nn
 
 import deat
 from deat.errors import DataError, UsageError
+from deat.evaluation.attack_verifier import AttackVerifier
 from deat.evaluation.attacks import Attack, parse_attack
-from deat.evaluation.verified_attack import Judge
 from deat.tasks import Classification, MultiLabel, Regression, Segmentation, get_task, list_tasks
 from deat.tasks.multi_label import average_precision
 
@@ -300,7 +300,7 @@ def test_an_attack_keeps_the_worst_iterate_of_each_example():
     task, threat, net = Regression(), deat.Linf(0.2), Quadratic()
     seen = []
     hook = net.register_forward_hook(lambda m, args, out: seen.append((args[0].detach(), out.detach())))
-    adv = Attack("own", steps=9, alpha=0.3)(net, x, y, threat, generator(), task)
+    adv = Attack("own", steps=9, alpha=0.3, freeze=True)(net, x, y, threat, generator(), task)
     hook.remove()
     lowest = torch.stack([task.score(out, y) for _, out in seen]).amin(0)
     torch.testing.assert_close(task.score(net(adv).detach(), y), lowest)
@@ -320,7 +320,7 @@ def test_restarts_keep_the_worse_run_of_each_example():
 
 def test_a_verdict_is_never_better_than_that_of_the_clean_example():
     x, y = torch.rand(20, 1, generator=generator()), torch.zeros(20)
-    judge = Judge(Quadratic(), deat.Linf(0.2), 0, task=Regression())
+    judge = AttackVerifier(Quadratic(), deat.Linf(0.2), 0, task=Regression())
 
     class Centre:
         """An attack that improves every answer."""
@@ -330,7 +330,7 @@ def test_a_verdict_is_never_better_than_that_of_the_clean_example():
         def __call__(self, model, x, y, threat, generator=None):
             return x + threat.project(x, -x)
 
-    natural, helped = (judge.judge_block(attack, x, y, 0) for attack in (parse_attack("natural"), Centre()))
+    natural, helped = (judge.attack_block(attack, x, y, 0) for attack in (parse_attack("natural"), Centre()))
     assert all(b <= a for a, b in zip(natural.scores, helped.scores, strict=True))
     assert len(natural.statistics) == 20
 

@@ -491,6 +491,14 @@ def test_a_threat_of_your_own_draws_its_start_by_a_public_method():
 
 
 @pytest.mark.parametrize("t", THREATS, ids=str)
+@pytest.mark.parametrize("outside", [2.0, -1.0])
+def test_the_ball_holds_also_for_images_outside_the_box(t, outside):
+    x = outside + images((3, 1, 4, 4))
+    for delta in (torch.zeros_like(x), noise(x, 4)):
+        assert (t.norm(t.project(x, delta)) <= t.eps * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("t", THREATS, ids=str)
 def test_projecting_to_the_ball_alone_keeps_vectors_inside_and_shrinks_the_others(t):
     x = images((3, 1, 4, 4))
     inside = t.initial_delta(x, "uniform", seeded(0))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.buffers import Budget, Buffers
-from deat.core.inner_attack import FIRST_GRADIENT_SCALE, InnerAttack
+from deat.core.inner_attack_settings import FIRST_GRADIENT_SCALE, InnerAttack
 from helpers.games import game_of
 from helpers.nets import conv_net, images
 
@@ -66,7 +66,7 @@ def test_an_ascent_after_another_step_of_delta_looks_where_it_stands() -> None:
     game = game_of(TRADES, net, THREAT, engine=deat.Engine(precision="bf16"))
     r = game.begin_batch(*images(), Budget(2, THREAT.eps / 4))
     game.joint_update(r)
-    game.step(r)
+    game.step_delta(r)
     stood = r.x + r.delta
     game.ascend(r)
     assert torch.equal(seen[-1], stood)

@@ -15,7 +15,7 @@ from deat.errors import DataError, Interrupted, UsageError
 from deat.tasks import CLASSIFICATION, MultiLabel, Regression, Segmentation
 from deat.training.batch_mixing import BatchMixing
 from deat.training.checkpoints import Checkpoints
-from deat.training.class_weights import balance_classes
+from deat.training.learner_task import balance_classes
 from helpers.games import trainer_of
 from helpers.nets import conv_net, images, learnable
 

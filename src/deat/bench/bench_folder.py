@@ -122,7 +122,7 @@ def make_cells(
     return [GridCell(row, seed, backprop_budget, threads) for row, seed in pairs]
 
 
-class Grid:
+class BenchFolder:
     """bench.json, read and written by one process at a time."""
 
     def __init__(self, root: Path) -> None:
@@ -138,7 +138,7 @@ class Grid:
         check_no_symlinks(self.root / name for name in (".claims", BENCH_FILE))
         with self._errors_explained():
             self._check_is_bench_folder()
-        with self._alone():
+        with self._exclusive_access():
             bench = self._read() if self.exists else new_bench_record(recipe.name, recipe.paper, settings)
             self._check_same_settings(bench, recipe, settings)
             for cell in cells:
@@ -153,7 +153,7 @@ class Grid:
 
     def claim(self, cells: Sequence[GridCell]) -> tuple[GridCell, ExitStack] | None:
         """Return the first of these cells that is neither finished nor locked, and its lock, to be closed after work."""
-        with self._alone():
+        with self._exclusive_access():
             bench = self._read()
             runs = runs_by_folder(bench)
             for cell in cells:
@@ -167,14 +167,14 @@ class Grid:
 
     def finish(self, cell: GridCell, status: RunStatus, why: str | None = None) -> None:
         """Write down how a cell ended."""
-        with self._alone():
+        with self._exclusive_access():
             bench = self._read()
             _set_status(runs_by_folder(bench)[cell.folder], status, anonymize_paths(why))
             self._write(bench)
 
     def fail_dead_cells(self, cells: Sequence[GridCell]) -> None:
         """Mark cells as failed that were started and whose process ended."""
-        with self._alone():
+        with self._exclusive_access():
             bench = self._read()
             for run in (runs_by_folder(bench)[cell.folder] for cell in cells):
                 if run["status"] == "running" and self._is_free(run):
@@ -228,7 +228,7 @@ class Grid:
         return lock
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive_access(self) -> Iterator[None]:
         """Inside, no other process reads or writes bench.json."""
         with self._errors_explained(), file_lock(self.root / ".claims" / BENCH_FILE):
             yield

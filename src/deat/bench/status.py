@@ -8,7 +8,7 @@ from time import perf_counter
 
 from rich.text import Text
 
-from deat.bench.bench_folder import Grid, GridCell
+from deat.bench.bench_folder import BenchFolder, GridCell
 from deat.evaluation.progress import MAX_RUNNING_SHARE
 from deat.evaluation.resume_log import read_logged_stages, resume_log_path
 from deat.recipes.recipe import TEST_FRACTION, AttackRound
@@ -20,15 +20,15 @@ from deat.utils.text import format_duration, format_progress_bar
 class BenchProgress:
     """A bench's state in words: one line for now, and news of the runs that ended."""
 
-    def __init__(self, grid: Grid, cells: Sequence[GridCell]) -> None:
-        self.grid, self.cells = grid, list(cells)
+    def __init__(self, bench_folder: BenchFolder, cells: Sequence[GridCell]) -> None:
+        self.bench_folder, self.cells = bench_folder, list(cells)
         self.weights = {cell.folder: _estimate_cell_work(cell) for cell in cells}
-        self.start_time, self.first = perf_counter(), self._done(grid.runs())
-        self.reported = {folder for folder, run in grid.runs().items() if run["status"] == "done"}
+        self.start_time, self.first = perf_counter(), self._done(bench_folder.runs())
+        self.reported = {folder for folder, run in bench_folder.runs().items() if run["status"] == "done"}
 
     def line(self) -> Text:
         """Return the line of progress."""
-        runs = self.grid.runs()
+        runs = self.bench_folder.runs()
         share = self._done(runs) / sum(self.weights.values())
         ended = sum(runs[cell.folder]["status"] in ("done", "failed") for cell in self.cells)
         now = [cell.name for cell in self.cells if runs[cell.folder]["status"] == "running"]
@@ -37,7 +37,7 @@ class BenchProgress:
 
     def news(self) -> list[str]:
         """A line for each run that ended since the last call."""
-        runs = self.grid.runs()
+        runs = self.bench_folder.runs()
         fresh = [
             c for c in self.cells if c.folder not in self.reported and runs[c.folder]["status"] in ("done", "failed")
         ]
@@ -51,7 +51,7 @@ class BenchProgress:
     def _ended_run_line(self, cell: GridCell, run: BenchRunEntry) -> str:
         if run["status"] == "failed":
             return f"{cell.name}: failed: {run['why']}"
-        return f"{cell.name}: {_format_run_results(load_run_results(self.grid.root / cell.folder))}"
+        return f"{cell.name}: {_format_run_results(load_run_results(self.bench_folder.root / cell.folder))}"
 
     def _left(self, runs: dict[str, BenchRunEntry]) -> str:
         done, total = self._done(runs), sum(self.weights.values())
@@ -66,7 +66,7 @@ class BenchProgress:
         """The finished part of a cell's estimated work."""
         if run["status"] != "running":
             return self.weights[cell.folder] if run["status"] in ("done", "failed") else 0.0
-        path = self.grid.root / cell.folder
+        path = self.bench_folder.root / cell.folder
         with suppress(OSError, ValueError, KeyError):  # it may be about to be created
             record = read_run_json(path)
             trained = (path / HISTORY_FILE).read_bytes().count(b"\n") / int(record["settings"]["epochs"])

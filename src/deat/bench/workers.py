@@ -17,42 +17,43 @@ from typing import Any
 import torch
 from torch import nn
 
-from deat.bench.bench_folder import Grid, GridCell, hash_row_code, remove_damaged_evaluations
+from deat.bench.bench_folder import BenchFolder, GridCell, hash_row_code, remove_damaged_evaluations
 from deat.checkpoint.store import list_checkpoints, try_remove
 from deat.data.streaming import AnyImageSet
 from deat.errors import CheckpointError, DeatError, Interrupted, NumericalError, UsageError
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import load_evaluation
-from deat.evaluation.resume_log import fingerprint_model, lock_evaluation, resume_log_path
+from deat.evaluation.resume_log import lock_evaluation, resume_log_path
 from deat.models.logits_wrapper import LogitsModel
 from deat.recipes.recipe import AttackRound
 from deat.report.run_results import load_run_results
-from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
+from deat.runs.folder_training import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.load_run import get_test_split, load_run_model
 from deat.runs.request import Run
 from deat.runs.run_dir import check_no_links, ensure_run_folder, is_last_epoch_saved
 from deat.runs.schema import EVALUATION_FILES, FAILURE_FILE, WEIGHTS_FILE, is_trained_with_code
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.fingerprints import fingerprint_model
 from deat.utils.safe_write import check_no_symlinks, write_json
 from deat.utils.terminal import print_stderr
 from deat.utils.user_code import describe_error_with_line
 
 
-def run_claimed_cell(grid: Grid, cell: GridCell, lock: ExitStack) -> bool:
+def run_claimed_cell(bench_folder: BenchFolder, cell: GridCell, lock: ExitStack) -> bool:
     """Run a claimed cell and record how it ended; returns whether it was finished."""
-    path = grid.root / cell.folder
+    path = bench_folder.root / cell.folder
     try:
         check_no_symlinks((path.parent, path))
         run_cell(cell, path)
     except (KeyboardInterrupt, Interrupted):
-        grid.finish(cell, "waiting")
+        bench_folder.finish(cell, "waiting")
         raise
     except (Exception, SystemExit) as error:  # a row that fails must not take the others with it
         _write_failure(path, error)
-        grid.finish(cell, "failed", _summarize_error(error))
+        bench_folder.finish(cell, "failed", _summarize_error(error))
         return False
     else:
-        grid.finish(cell, "done")
+        bench_folder.finish(cell, "done")
         return True
     finally:
         lock.close()
@@ -166,15 +167,15 @@ MAX_IDLE_DEATHS = 4
 """How many processes may die in a row without starting a run."""
 
 
-def run_sequentially(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> None:
+def run_sequentially(bench_folder: BenchFolder, cells: Sequence[GridCell], tick: TickCallback) -> None:
     """Run every cell that is free, one after the other, in this process."""
-    while claimed := grid.claim(cells):
+    while claimed := bench_folder.claim(cells):
         tick()
-        run_claimed_cell(grid, *claimed)
+        run_claimed_cell(bench_folder, *claimed)
         tick()
 
 
-def run_in_processes(grid: Grid, cells: Sequence[GridCell], jobs: int, tick: TickCallback) -> None:
+def run_in_processes(bench_folder: BenchFolder, cells: Sequence[GridCell], jobs: int, tick: TickCallback) -> None:
     """Run the cells in several processes of one thread each; one that dies is replaced while there is work.
 
     Raises:
@@ -182,21 +183,21 @@ def run_in_processes(grid: Grid, cells: Sequence[GridCell], jobs: int, tick: Tic
         DeatError: Processes die before they begin a run, so that replacing them would have no end.
     """
     context = get_context("spawn")
-    idle_deaths, num_begun = 0, _num_begun_runs(grid)
+    idle_deaths, num_begun = 0, _num_begun_runs(bench_folder)
     with _single_threaded_children():
-        workers = [_start_worker(context, grid, cells) for _ in range(min(jobs, len(cells)))]
+        workers = [_start_worker(context, bench_folder, cells) for _ in range(min(jobs, len(cells)))]
         try:
             while workers:
                 time.sleep(0.2)
                 tick()
                 died = [w for w in workers if w.exitcode not in (None, 0)]
                 workers = [w for w in workers if w.exitcode is None]
-                _check_dead_workers(died, grid)
-                if died and _has_unfinished_cells(grid, cells):
-                    begun_before, num_begun = num_begun, _num_begun_runs(grid)
+                _check_dead_workers(died, bench_folder)
+                if died and _has_unfinished_cells(bench_folder, cells):
+                    begun_before, num_begun = num_begun, _num_begun_runs(bench_folder)
                     idle_deaths = len(died) + (idle_deaths if num_begun == begun_before else 0)
                     if idle_deaths <= MAX_IDLE_DEATHS:
-                        workers += [_start_worker(context, grid, cells) for _ in died]
+                        workers += [_start_worker(context, bench_folder, cells) for _ in died]
                     elif not workers:
                         raise _idle_death_error(died[-1].exitcode)
         finally:
@@ -219,22 +220,22 @@ def sigterm_as_keyboard_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_on_ray(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> None:
+def run_on_ray(bench_folder: BenchFolder, cells: Sequence[GridCell], tick: TickCallback) -> None:
     """Run the cells as tasks of a Ray cluster, one a GPU, or one a core where it has none."""
     ray = _import_ray()
     started = not ray.is_initialized()
     if started:
         ray.init(log_to_driver=False, include_dashboard=False)
     share = {"num_gpus": 1} if ray.cluster_resources().get("GPU") else {"num_cpus": 1}
-    play = ray.remote(max_retries=1, **share)(_run_free_cells)
-    waiting = [play.remote(str(grid.root.resolve()), [cell]) for cell in cells]
+    remote_worker = ray.remote(max_retries=1, **share)(_run_free_cells)
+    waiting = [remote_worker.remote(str(bench_folder.root.resolve()), [cell]) for cell in cells]
     try:
         while waiting:
             ended, waiting = ray.wait(waiting, num_returns=1, timeout=1.0)
             for task in ended:
                 _collect_ray_task(ray, task)
             tick()
-        grid.fail_dead_cells(cells)
+        bench_folder.fail_dead_cells(cells)
         tick()
     finally:
         for task in waiting:
@@ -254,11 +255,11 @@ def _run_free_cells(root: str, cells: Sequence[GridCell]) -> None:
     folder = Path(root)
     if not folder.is_dir():
         raise UsageError(f"{root!r} is not there on this machine; a bench over several needs a folder they share.")
-    run_sequentially(Grid(folder), cells, lambda: None)
+    run_sequentially(BenchFolder(folder), cells, lambda: None)
 
 
-def _start_worker(context: Any, grid: Grid, cells: Sequence[GridCell]) -> Any:
-    worker = context.Process(target=_worker_main, args=(str(grid.root), list(cells)))
+def _start_worker(context: Any, bench_folder: BenchFolder, cells: Sequence[GridCell]) -> Any:
+    worker = context.Process(target=_worker_main, args=(str(bench_folder.root), list(cells)))
     worker.start()
     return worker
 
@@ -286,8 +287,8 @@ def _stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _num_begun_runs(grid: Grid) -> int:
-    return sum(run["attempts"] for run in grid.runs().values())
+def _num_begun_runs(bench_folder: BenchFolder) -> int:
+    return sum(run["attempts"] for run in bench_folder.runs().values())
 
 
 def _idle_death_error(exit_code: int) -> DeatError:
@@ -302,14 +303,16 @@ def _idle_death_error(exit_code: int) -> DeatError:
     )
 
 
-def _check_dead_workers(died: Sequence[Any], grid: Grid) -> None:
+def _check_dead_workers(died: Sequence[Any], bench_folder: BenchFolder) -> None:
     """Raise where a worker ended for a reason that would end the next one too."""
     if any(worker.exitcode == CheckpointError.exit_code for worker in died):
-        raise CheckpointError(f"no run in {str(grid.root)!r} can be written down, as said above; the bench ends.")
+        raise CheckpointError(
+            f"no run in {str(bench_folder.root)!r} can be written down, as said above; the bench ends."
+        )
 
 
-def _has_unfinished_cells(grid: Grid, cells: Sequence[GridCell]) -> bool:
-    runs = grid.runs()
+def _has_unfinished_cells(bench_folder: BenchFolder, cells: Sequence[GridCell]) -> bool:
+    runs = bench_folder.runs()
     return any(runs[cell.folder]["status"] in ("waiting", "running") for cell in cells)
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -12,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from deat.bench.bench_folder import Grid, GridCell, make_cells
+from deat.bench.bench_folder import BenchFolder, GridCell, make_cells
 from deat.bench.status import BenchProgress
 from deat.bench.workers import (
     TickCallback,
@@ -28,8 +29,8 @@ from deat.evaluation.sanity.flag_advice import docs_link
 from deat.recipes import Recipe, RecipeRow, apply_overrides, get_recipe
 from deat.recipes.overrides import parse_overrides
 from deat.report.problems import collect_flags, list_unchecked_seeds
+from deat.report.row_statistics import describe_coverage, describe_samples
 from deat.report.run_results import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
-from deat.report.stats import describe_coverage, describe_samples
 from deat.runs.run_cost import estimate_evaluation_seconds, estimate_run_cost
 from deat.runs.schema import FAILURE_FILE
 from deat.training.config import to_recorded_names
@@ -200,7 +201,7 @@ def _row_to_json(row: ReportRow) -> dict[str, Any]:
         "method": row.method,
         "model": row.model,
         "runs": [{"seed": run.seed, "status": run.status, "why": run.why} for run in row.runs],
-        "crowded": row.ran_concurrently,
+        "ran_concurrently": row.ran_concurrently,
         "numbers": {n: {"mean": s.mean, "sd": s.sd, "values": list(s.values)} for n, s in spreads.items() if s},
     }
 
@@ -228,6 +229,8 @@ class BenchCommand:
     """A name from `deat list recipes`."""
     methods: OptionalStr = None
     """Methods in place of the recipe's, separated by commas: names, or my_file.py:NAME."""
+    rows: OptionalStr = None
+    """Only these rows of the table, by label, separated by commas; * stands for any text: "*at 16"."""
     seeds: OptionalStr = None
     """Seeds in place of the recipe's, separated by commas: 0,1,2."""
     data: OptionalStr = None
@@ -276,17 +279,17 @@ def run_bench(args: BenchCommand) -> int:
     if args.dry_run:
         print_cost_estimate(cells, folder, args.json)
         return 0
-    grid = Grid(folder)
-    if not args.parallel and not grid.exists:
+    bench_folder = BenchFolder(folder)
+    if not args.parallel and not bench_folder.exists:
         _check_data_and_models(cells)
-    grid.open(recipe, cells, settings)
+    bench_folder.open(recipe, cells, settings)
     try:
-        with _show_progress(BenchProgress(grid, cells), args.json) as tick:
-            _run_cells(grid, cells, args, tick)
+        with _show_progress(BenchProgress(bench_folder, cells), args.json) as tick:
+            _run_cells(bench_folder, cells, args, tick)
     except (KeyboardInterrupt, Interrupted):
-        print_stderr(f"interrupted; finished runs are in {grid.root}, and the same command resumes.")
+        print_stderr(f"interrupted; finished runs are in {bench_folder.root}, and the same command resumes.")
         return Interrupted.exit_code
-    results = load_bench(grid.root)
+    results = load_bench(bench_folder.root)
     print(json.dumps(bench_to_json(results))) if args.json else print_results(results)
     if any(row.failure_summary for row in results.rows):
         return EXIT_RUN_FAILED
@@ -317,7 +320,7 @@ def plan_cells(selected_recipe: Recipe, args: BenchCommand) -> tuple[list[GridCe
         if overrides
         else _recipe_rows(selected_recipe, args)
     )
-    rows = [row.check() for row in rows]
+    rows = [row.check() for row in _select_rows(rows, args.rows)]
     if args.seeds is None:
         seeds = selected_recipe.seeds
     else:
@@ -337,19 +340,31 @@ def _recipe_rows(selected_recipe: Recipe, args: BenchCommand) -> list[RecipeRow]
     return selected_recipe.make_rows(methods, models, args.data, data_root=args.data_root, download=args.download)
 
 
+def _select_rows(rows: list[RecipeRow], patterns: str | None) -> list[RecipeRow]:
+    """Keep the rows whose label matches a pattern; every pattern must match one."""
+    if patterns is None:
+        return rows
+    names = _parse_names("--rows", patterns)
+    for name in names:
+        if not any(fnmatchcase(row.label, name) for row in rows):
+            labels = ", ".join(row.label for row in rows)
+            raise UsageError(f"--rows {name!r} matches no row of the recipe. Its rows: {labels}.")
+    return [row for row in rows if any(fnmatchcase(row.label, name) for name in names)]
+
+
 def _check_data_and_models(cells: list[GridCell]) -> None:
     """Read the data and build each model once, so that errors are raised before anything is created."""
     for cell in {cell.row.request.model: cell for cell in reversed(cells)}.values():
         cell.row.resolve(cell.seed, cell.budget).model()
 
 
-def _run_cells(grid: Grid, cells: list[GridCell], args: BenchCommand, tick: TickCallback) -> None:
+def _run_cells(bench_folder: BenchFolder, cells: list[GridCell], args: BenchCommand, tick: TickCallback) -> None:
     if args.parallel:
-        run_on_ray(grid, cells, tick)
+        run_on_ray(bench_folder, cells, tick)
     elif args.jobs > 1:
-        run_in_processes(grid, cells, args.jobs, tick)
+        run_in_processes(bench_folder, cells, args.jobs, tick)
     else:
-        run_sequentially(grid, cells, tick)
+        run_sequentially(bench_folder, cells, tick)
 
 
 @contextmanager

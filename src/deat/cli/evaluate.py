@@ -17,15 +17,15 @@ from tyro.conf import Positional, arg
 from deat.cli.flag_types import IntFlag, NormChoice, OptionalFloat, OptionalInt, OptionalStr
 from deat.cli.train import print_recorded_data_root
 from deat.errors import Interrupted, UsageError
-from deat.evaluation.arguments import check_evaluation_arguments, check_replaceable
 from deat.evaluation.attack_registry import get_attacks
+from deat.evaluation.attack_verifier import AttackLike
 from deat.evaluation.attacks import Attack
+from deat.evaluation.evaluation_request import check_evaluation_arguments, check_replaceable
 from deat.evaluation.evaluator import DEFAULT_ATTACKS, DEFAULT_BLOCK_SIZE, evaluate
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter, format_progress
 from deat.evaluation.results import Evaluation, keep_other_evaluation
 from deat.evaluation.resume_log import lock_evaluation, resume_log_path
 from deat.evaluation.sanity import SANITY_IMAGES, Flag
-from deat.evaluation.verified_attack import AttackLike
 from deat.methods.configure import MAX_ALPHA, check_alpha
 from deat.runs.load_run import TrainedRun, get_test_split, load_run_model, load_trained_run
 from deat.runs.request import Run

@@ -13,8 +13,7 @@ from deat.cli.flag_types import OptionalStr
 from deat.core.union_rules import describe_rule
 from deat.errors import UsageError
 from deat.evaluation.attack_registry import list_attack_plugins
-from deat.evaluation.attacks import ATTACK_FAMILIES, Attack
-from deat.evaluation.autoattack import AUTOATTACK_PARTS
+from deat.evaluation.attacks import ATTACK_FAMILIES, AUTOATTACK_PARTS, Attack
 from deat.integrations.loggers import list_loggers
 from deat.methods.method_registry import list_file_methods
 from deat.radius_checks import USUAL_RADII

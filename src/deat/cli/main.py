@@ -23,7 +23,7 @@ COMMANDS = {
     "evaluate": "deat.cli.evaluate:EvaluateCommand",
     "bench": "deat.cli.bench:BenchCommand",
     "report": "deat.cli.report:ReportCommand",
-    "watch": "deat.cli.watch:WatchCommand",
+    "watch": "deat.cli.watch_server:WatchCommand",
     "predict": "deat.cli.predict_and_attack:PredictCommand",
     "attack": "deat.cli.predict_and_attack:AttackCommand",
     "card": "deat.cli.share:CardCommand",
@@ -137,7 +137,9 @@ def _describe_command(name: str) -> type[Any]:
         tree = ast.parse(Path(spec.origin or "").read_bytes()) if spec else ast.Module([], [])
     except OSError:  # installed without its sources
         return load_command(name)
-    docstrings = [ast.get_docstring(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
+    docstrings = [
+        ast.get_docstring(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name
+    ]
     stub = make_dataclass(class_name, [])
     stub.__doc__ = inspect.cleandoc(docstrings[0] or "")
     return stub

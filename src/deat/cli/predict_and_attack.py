@@ -148,8 +148,6 @@ def run_attack(args: AttackCommand) -> int:
     if args.out is None:
         raise UsageError("--out is missing: name the folder for the adversarial images, such as --out attacked.")
     run = _load(args.run_folder, args.model, args.epoch, args.device)
-    if args.eps is not None and args.norm is None and len(run.threat.balls) > 1:
-        raise UsageError("--eps needs a --norm: the run was trained against several balls.")
     if args.norm is not None and args.eps is None:
         raise UsageError(f"--norm {args.norm} needs an --eps of its own: the run's is for {run.threat.name}.")
     if args.eps is not None and args.norm is None and len(run.threat.balls) > 1:

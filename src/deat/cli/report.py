@@ -15,11 +15,10 @@ from deat.cli.bench import PIPED_TABLE_COLUMNS
 from deat.cli.flag_types import IntFlag, OptionalInt, OptionalStr
 from deat.data import as_source
 from deat.errors import CheckpointError, DeatError, UsageError
+from deat.evaluation.attack_verifier import derive_block_seed
 from deat.evaluation.attacks import call_attack, parse_attack
 from deat.evaluation.block_evaluation import load_images_at
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.resume_log import fingerprint_model
-from deat.evaluation.verified_attack import derive_block_seed
 from deat.radius_checks import max_image_distance
 from deat.report.draw_figures import draw_figure, draw_gallery, has_matplotlib
 from deat.report.extra_tables import (
@@ -63,8 +62,8 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData, format_title, load_report_data
+from deat.report.row_statistics import get_mean_accuracy, summarize_accuracy, summarize_cost
 from deat.report.run_results import ReportRow, RunResults
-from deat.report.stats import get_mean_accuracy, summarize_accuracy, summarize_cost
 from deat.report.tables import (
     ResultsTable,
     build_results_table,
@@ -74,7 +73,7 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
-from deat.report.unevaluated_runs import (
+from deat.report.validation_results import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
     collect_held_out_results,
@@ -89,6 +88,7 @@ from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, format_threat
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.fingerprints import fingerprint_model
 from deat.utils.safe_write import check_no_symlinks, write_atomic
 from deat.utils.terminal import PlainConsole, is_stdout_terminal
 from deat.utils.text import escape_markdown, make_printable

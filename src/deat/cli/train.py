@@ -32,8 +32,8 @@ from deat.data import DataSplits, LazyImages
 from deat.errors import CheckpointError, UsageError
 from deat.integrations.loggers import RunLog, get_loggers
 from deat.integrations.loggers.run_log import get_recorded_loggers, read_log_options
-from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
+from deat.runs.folder_training import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.initial_scores import InitialScores, score_initial_weights
 from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
 from deat.runs.request import Request, Run, resolve_request
@@ -239,7 +239,7 @@ class TrainSession:
     def play(self) -> int:
         """Train, score, write the results and print them. A signal ends it so that it can be resumed."""
         with self.training.session():
-            if self.trainer.is_finished:
+            if self.trainer.was_loaded_finished:
                 scores = self.scorer.read_finished_scores(self.out)
                 if scores is not None:
                     return self._show_finished_run(scores)
@@ -385,7 +385,8 @@ class TrainSession:
             yield None
             return
         options: dict[str, Any] = {"every": every, "checkpoints": checkpoints}
-        with RunLog(loggers, folder, name=self.out.name, notify=self.notify, **options) as log:
+        options |= {"name": self.out.name, "config": self.training.record}
+        with RunLog(loggers, folder, notify=self.notify, **options) as log:
             yield log
 
     @contextmanager
@@ -511,7 +512,7 @@ class TrainCommand:
     tau: OptionalInt = None
     """FAT and F+: steps granted after an example is misclassified (3)."""
     g_weight: OptionalFloat = None
-    """G+: the weight of the penalty on the gradient by the input (0.1). GradAlign: that of its penalty (0.2)."""
+    """G+: the weight of the penalty on the gradient with respect to the input (0.1). GradAlign: that of its penalty (0.2)."""
     g_step: OptionalFloat = None
     """G+: the step of its finite difference, in units of eps (0.25; curvature 1)."""
     g_form: PenaltyChoice = None

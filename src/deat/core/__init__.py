@@ -5,10 +5,10 @@ in which order they are made. docs/python.md and examples/own_loop.py show a loo
 """
 
 from deat.core.buffers import Budget, Buffers, Cost
-from deat.core.freeze_rules import FreezeRule, FreezeWhenConverged, FreezeWhenFooled
+from deat.core.example_stopping import StopRule, StopWhenConverged, StopWhenFooled
 from deat.core.game import Game
 from deat.core.gradient_penalty import GradientAlignment, GradientPenalty
-from deat.core.inner_attack import InnerAttack
+from deat.core.inner_attack_settings import InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.meter import EpochRecord, Meter
@@ -25,9 +25,6 @@ __all__ = [
     "Craft",
     "CrossEntropy",
     "EpochRecord",
-    "FreezeRule",
-    "FreezeWhenConverged",
-    "FreezeWhenFooled",
     "Game",
     "GradientAlignment",
     "GradientPenalty",
@@ -45,6 +42,9 @@ __all__ = [
     "RememberStarts",
     "Replay",
     "StartConsistency",
+    "StopRule",
+    "StopWhenConverged",
+    "StopWhenFooled",
     "Trades",
     "TrainingLoss",
     "WeightPerturbation",

@@ -86,10 +86,10 @@ class Replay:
         buffers = game.begin_batch(x, y, budget)
         for _ in range(budget.k):
             game.joint_update(buffers, last=False)
-            game.step(buffers)
+            game.step_delta(buffers)
         game.joint_update(buffers)
-        if game.attack.persistent and (budget.k or game.attack.noisy):
-            game.step(buffers)  # the next batch starts from it
+        if game.attack.persistent and (budget.k or game.attack.random_start_at_k0):
+            game.step_delta(buffers)  # the next batch starts from it
         game.end_batch(buffers)
 
     def backprops(self, budget: Budget) -> int:
@@ -142,10 +142,10 @@ class Relay:
 
     def _full_pass_and_first_layer_steps(self, game: Game, layer: FirstLayer, buffers: Buffers) -> None:
         costates = _compute_costates(game, buffers, layer)
-        game.step_delta(buffers)  # the full pass has computed the gradient of the first step
+        game.step_delta_in_move(buffers)  # the full pass has computed the gradient of the first step
         for _ in range(self.inner - 1):
             buffers.grad.copy_(_first_layer_gradient(game, buffers, layer, costates))
-            game.step_delta(buffers)
+            game.step_delta_in_move(buffers)
 
 
 class _ChangesLastUpdate:
@@ -181,7 +181,7 @@ class _ChangesLastUpdate:
 
 @dataclass(frozen=True)
 class PenaliseGradient(_ChangesLastUpdate):
-    """Another play, with a penalty on the gradient of the loss by the input in the last update of each batch (g+, gradalign).
+    """Another play, with a penalty on the input gradient of the loss in the last update of each batch (g+, gradalign).
 
     Args:
         play: The other play.
@@ -248,7 +248,7 @@ def replace_play(play: Any, old: Play, new: Play) -> Any:
 
 
 def _compute_costates(game: Game, buffers: Buffers, layer: FirstLayer) -> list[Tensor]:
-    """J0: accumulate theta's gradient, and return the loss's gradient by the first layer's outputs."""
+    """J0: accumulate theta's gradient, and return the loss's gradient with respect to the first layer's outputs."""
     offsets = layer.unique_offsets(buffers)
     for offset in offsets:
         offset.grad = None
@@ -257,7 +257,7 @@ def _compute_costates(game: Game, buffers: Buffers, layer: FirstLayer) -> list[T
 
 
 def _first_layer_gradient(game: Game, buffers: Buffers, layer: FirstLayer, costates: list[Tensor]) -> Tensor:
-    """a: the gradient of <costate, first layer(x + delta)> by delta."""
+    """a: the gradient of <costate, first layer(x + delta)> with respect to delta."""
     delta = buffers.delta.detach().requires_grad_()
     with game.engine.autocast():
         outputs = game.calls.first_layer_outputs(

@@ -144,7 +144,7 @@ class ErrorBall(RandomBall):
         is_drawn = torch.arange(self.counts.shape[1], device=self.device) == buffers.ball[0]
         row = torch.stack((buffers.num_correct.double(), torch.full_like(self.counts[0, 0], len(buffers))))
         row = self.distributed.all_reduce_tensor(row if has_own_images else row * 0)
-        self.counts.add_(torch.where(is_drawn & buffers.valid, row.unsqueeze(1), 0.0))
+        self.counts.add_(torch.where(is_drawn & buffers.update_applied, row.unsqueeze(1), 0.0))
 
     def tensors(self) -> list[Tensor]:
         """Return the counts."""

@@ -1,4 +1,7 @@
-"""Image files in a folder, a tar or a zip archive, read without extracting them."""
+"""Image files in a folder, a tar or a zip archive, read from where they are.
+
+The files of a compressed tar cannot be read in any order, so its images are unpacked into the cache first.
+"""
 
 import bz2
 import gzip

@@ -2,18 +2,13 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from deat.engine.kernels.kernel_utils import get_side_stream
-
-
-def device_context(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a GPU the current one inside, since recordings and our own kernels are launched on the current GPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.engine.cpu_bf16 import FastBf16Functions, may_have_slow_bf16_functions
+from deat.engine.cpu_bf16_workarounds import FastBf16Functions, may_have_slow_bf16_functions
 from deat.engine.half_precision import LossScaler
 from deat.engine.kernels import has_triton
 from deat.engine.precision import Precision

@@ -5,16 +5,22 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any, cast
 
 from deat.errors import UsageError, unknown_name_error
-from deat.evaluation.attacks import ATTACK_FAMILIES, ATTACK_NAME_HINT, Attack, as_judged, parse_attack
-from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
-from deat.evaluation.verified_attack import AttackLike
+from deat.evaluation.attack_verifier import AttackLike
+from deat.evaluation.attacks import (
+    ATTACK_FAMILIES,
+    ATTACK_NAME_HINT,
+    AUTOATTACK_NAMES,
+    AUTOATTACK_PARTS,
+    Attack,
+    as_judged,
+    parse_attack,
+)
+from deat.evaluation.autoattack import AutoAttack
 from deat.threat import ThreatModel
 from deat.utils.plugins import load_plugins
 
 AUTOATTACK_PASSES = {"apgd-ce": 100, "apgd-t": 500, "fab-t": 900, "square": 2500}
 """Passes of an image through each part of AutoAttack, where half of the images are fooled early."""
-AUTOATTACK_NAMES = ("aa", "autoattack", "auto-attack", "auto_attack")
-"""Names that AutoAttack goes by; results and records have the first."""
 PLUGIN_GROUP = "deat.attacks"
 _PLUGINS: dict[str, AttackLike] = {}
 ATTACK_NAMES = (*ATTACK_FAMILIES, *AUTOATTACK_PARTS, "aa")

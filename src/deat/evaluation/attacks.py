@@ -22,6 +22,12 @@ from deat.utils.user_code import accepts_argument
 
 DROP_FOOLED_STEPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
 """The steps after which misclassified images leave the batch; in between they only stop moving."""
+RESERVED_NAME = re.compile(r"(natural|fgsm|(pgd|cw|segpgd)-([1-9]\d{0,5}))(?:x([1-9]\d{0,5}))?(-last)?")
+"""Names that say what an attack does: its family, steps, restarts, and whether the last iterate is scored."""
+AUTOATTACK_NAMES = ("aa", "autoattack", "auto-attack", "auto_attack")
+"""Names that AutoAttack goes by; results and records have the first."""
+AUTOATTACK_PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
+"""Parts of AutoAttack, in their order."""
 
 
 AnyAttack = TypeVar("AnyAttack")
@@ -36,7 +42,8 @@ class Attack:
     segmentation, the iterate with the lowest score of each image is the result.
 
     Args:
-        name: Name in tables.
+        name: Name in tables. A name of deat's own, such as pgd-20, is refused for other steps, another loss or other
+            restarts than it says.
         steps: Number of gradient steps.
         alpha: Step size, in units of eps.
         start: Where the perturbation starts: zero, uniform, normal, bernoulli or jitter.
@@ -58,6 +65,10 @@ class Attack:
     loss: Literal["ce", "margin", "segpgd"] = "ce"
     freeze: bool | None = None
     restarts: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise UsageError if the name says something else than the settings."""
+        _check_name(self)
 
     def __call__(
         self,
@@ -82,11 +93,12 @@ class Attack:
             The adversarial examples, shaped like x.
 
         Raises:
-            UsageError: The examples or the threat model are not accepted.
-            DataError: A value is outside the box of the threat model.
+            UsageError: The examples, the labels or the threat model are not accepted.
+            DataError: A value is outside the box of the threat model, or the labels are not of the task.
         """
         self.check_task(task)
         threat = check_attack_inputs(x, threat)
+        y = check_attack_labels(x, y, task)
         with torch.inference_mode(False), torch.enable_grad(), eval_mode(model):
             x, y = x.clone(), y.clone()  # an inference tensor cannot be differentiated
             x_adv = self._attack_from_start(model, x, y, threat, threat.initial_delta(x, self.start, generator), task)
@@ -217,6 +229,27 @@ class Attack:
         return moved, fooled, outputs
 
 
+def _check_name(attack: Attack) -> None:
+    """Refuse a name that tells readers of a table something that the attack does not do."""
+    if not isinstance(attack.name, str):
+        raise UsageError(f"the name of an attack must be text, not {attack.name!r}.")
+    name = attack.name.strip().lower()
+    if name in (*AUTOATTACK_NAMES, *AUTOATTACK_PARTS):
+        raise UsageError(f"{attack.name!r} is AutoAttack or a part of it: give this attack another name.")
+    if not (match := RESERVED_NAME.fullmatch(name)):
+        return
+    base, family, steps, restarts, last = match.groups()
+    said = {
+        "steps": int(steps) if steps else int(base == "fgsm"),
+        "loss": {"cw": "margin", "segpgd": "segpgd"}.get(family, "ce"),
+        "restarts": int(restarts or 1),
+        **({"freeze": False} if last else {}),
+    }
+    other = [f"{key}={value!r}" for key, value in said.items() if getattr(attack, key) != value]
+    if other:
+        raise UsageError(f"an attack named {attack.name!r} has {', '.join(other)}: give this one another name.")
+
+
 def check_attack_inputs(x: Any, threat: Any) -> ThreatModel:
     """Check the examples and the threat model that an attack is called with.
 
@@ -242,6 +275,29 @@ def check_attack_inputs(x: Any, threat: Any) -> ThreatModel:
     if len(x):
         check_images(x, box=ball.box)
     return ball
+
+
+def check_attack_labels(x: Tensor, y: Any, task: Task) -> Tensor:
+    """Check the labels that an attack is called with.
+
+    Args:
+        x: The examples.
+        y: Their labels.
+        task: What labels mean.
+
+    Returns:
+        The labels, as the task takes them.
+
+    Raises:
+        UsageError: The labels are no tensor, or not one for each example.
+        DataError: The task does not accept them.
+    """
+    if not isinstance(y, Tensor):
+        raise UsageError(f"the labels are a {type(y).__name__}: give a tensor, torch.as_tensor(y).")
+    if y.dim() == 0 or len(x) != len(y):
+        raise UsageError(f"there are {len(x)} examples, and labels of shape {tuple(y.shape)}: give one for each.")
+    labels: Tensor = task.prepare_labels(y) if len(x) else y
+    return labels
 
 
 def _keep_worst(result: Tensor, lowest: Tensor, rows: Tensor, delta: Tensor, scores: Tensor) -> None:

@@ -1,9 +1,9 @@
 """AutoAttack (Croce and Hein 2020): all of it, or one part, with the settings of its `standard` version.
 
 Every part attacks the images that the parts before it left. With the same seed it starts where the reference
-implementation (`pyautoattack`) starts and gives its verdicts, but for rounding. Targeted parts have no more targets than
-there are wrong classes. With fewer than four classes the targeted DLR loss is undefined, so that cross-entropy is used
-and the result is not called standard.
+implementation (`pyautoattack`) starts and gives its verdicts, but for rounding. Targeted parts have no more targets
+than there are wrong classes. With fewer than four classes the targeted DLR loss is undefined, so that cross-entropy is
+used and the result is not called standard.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack, is_beaten
+from deat.evaluation.attacks import AUTOATTACK_PARTS, Attack, is_beaten
 from deat.evaluation.auto_pgd import AutoPGD
 from deat.evaluation.fast_adaptive_boundary import FastAdaptiveBoundary
-from deat.evaluation.fast_model import FastModel, full_precision
+from deat.evaluation.fast_model import FastModel
 from deat.evaluation.square_attack import Square
 from deat.tasks import CLASSIFICATION, Classification, Task
 from deat.threat import ThreatModel
+from deat.utils.float32_precision import full_precision
 from deat.utils.torch_utils import broadcast_mask, eval_mode, frozen_parameters
 
-AUTOATTACK_PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 REFINE_STEPS = 10
 
 
 class AttackPart(Protocol):
     """A part of AutoAttack."""
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> Tensor:
-        """Return examples for images that are classified correctly; `draws` is a generator on the CPU."""
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator
+    ) -> Tensor:
+        """Return examples for images that are classified correctly; `generator` is a generator on the CPU."""
 
 
 def standard_part(name: str, threat: ThreatModel) -> AttackPart:
@@ -147,8 +149,8 @@ def _run_parts(
 
 
 def _run_part(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, part: str, seed: int) -> Tensor:
-    draws = torch.Generator().manual_seed(seed)
-    adv = standard_part(part, threat)(model, x, y, threat, draws).detach()
+    generator = torch.Generator().manual_seed(seed)
+    adv = standard_part(part, threat)(model, x, y, threat, generator).detach()
     # Rounding may leave the ball by about a millionth.
     return torch.where(broadcast_mask(threat.contains(x, adv), x), adv, x + threat.project(x, adv - x))
 

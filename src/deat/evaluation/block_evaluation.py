@@ -1,7 +1,6 @@
 """Blocks of images: how they are read from the data, and how every attack is evaluated on each of them."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from operator import add
@@ -11,16 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from deat.data import Source, as_source
+from deat.data import BatchSource, as_source
 from deat.data.image_label_checks import UNIT_BOX, check_images
 from deat.errors import DataError
-from deat.evaluation.arguments import EvaluationRequest
 from deat.evaluation.attack_registry import describe_attack
+from deat.evaluation.attack_verifier import AttackLike, AttackVerifier, BlockResult, get_stages
 from deat.evaluation.attacks import is_natural
+from deat.evaluation.evaluation_request import EvaluationRequest
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback
 from deat.evaluation.results import AttackResult
-from deat.evaluation.resume_log import ResumeLog, fingerprint, stage_result_name
-from deat.evaluation.verified_attack import AttackLike, BlockResult, Judge, get_stages
+from deat.evaluation.resume_log import ResumeLog, stage_result_name
+from deat.utils.fingerprints import fingerprint
 from deat.utils.seeding import derive_seed
 
 LabeledImages = tuple[Tensor, Tensor]
@@ -38,7 +38,7 @@ class BlockEvaluator:
         resume_log: Earlier results, to which new ones are added.
     """
 
-    def __init__(self, request: EvaluationRequest, judge: Judge, resume_log: ResumeLog) -> None:
+    def __init__(self, request: EvaluationRequest, judge: AttackVerifier, resume_log: ResumeLog) -> None:
         self.request, self.judge, self.resume_log = request, judge, resume_log
 
     def evaluate_all(
@@ -91,7 +91,7 @@ class BlockEvaluator:
                     entry = self._find_or_evaluate(attack, stage, own_block, images_fingerprint, survivors, progress)
                 # A stage attacks what is left; where answers have grades, every stage attacks every image.
                 survivors = entry["result"]["correct"] if entry and not self.request.task.is_graded else None
-                entries = [other for other in self.request.distributed.all_gather(entry) if other]
+                entries = [other for other in self.request.distributed.all_gather_json(entry) if other]
                 results_by_stage.append([self._store_result(stage, other, progress) for other in entries])
                 on_progress(progress)
             if self.request.cascade and not is_natural(attack):  # natural always has an accuracy of its own
@@ -115,18 +115,18 @@ class BlockEvaluator:
         if result is None:
             progress.start_attack(stage, len(y))
             only_stage = stage if len(get_stages(attack)) > 1 else None
-            result = self.judge.judge_block(attack, x, y, number, survivors, only_stage)
-        return {"block": number, "attack": key, "images": images_fingerprint, "result": asdict(result)}
+            result = self.judge.attack_block(attack, x, y, number, survivors, only_stage)
+        return {"block": number, "attack": key, "images": images_fingerprint, "result": result.as_json()}
 
     def _store_result(self, stage: AttackLike, entry: dict[str, Any], progress: EvaluationProgress) -> BlockResult:
         """Add an entry's result to the resume log and to the progress."""
-        result = BlockResult(**entry["result"])
+        result = BlockResult.from_json(entry["result"])
         is_new = self.resume_log.add(**{**entry, "result": result})
         progress.finish_attack(stage, len(result.correct), is_new=is_new)
         return result
 
 
-def iter_blocks(source: Source, block_size: int, num_images: int) -> Iterator[LabeledImages]:
+def iter_blocks(source: BatchSource, block_size: int, num_images: int) -> Iterator[LabeledImages]:
     """Read the first images of a source in blocks of a fixed size, whatever the size of its batches.
 
     Args:
@@ -157,7 +157,7 @@ def iter_blocks(source: Source, block_size: int, num_images: int) -> Iterator[La
         yield _concatenate(buffered)
 
 
-def iter_batches(source: Source) -> Iterator[LabeledImages]:
+def iter_batches(source: BatchSource) -> Iterator[LabeledImages]:
     """Read the batches of a source and check the images of each, because a loader may scale batches differently.
 
     Raises:
@@ -190,7 +190,7 @@ def peek_images(blocks: Iterator[LabeledImages], count: int) -> tuple[LabeledIma
     return (x[:count], y[:count]), chain(first_blocks, blocks)
 
 
-def sample_images(source: Source, num_images: int, count: int, device: torch.device) -> LabeledImages:
+def sample_images(source: BatchSource, num_images: int, count: int, device: torch.device) -> LabeledImages:
     """Read a sample from all over the first images of a source, because a data set may be sorted by class.
 
     Args:
@@ -224,7 +224,7 @@ def sample_indices(num_images: int, count: int) -> Tensor:
     return edges[:-1] + (offsets * edges.diff()).long()
 
 
-def load_images_at(source: Source, indices: Tensor, device: torch.device) -> LabeledImages:
+def load_images_at(source: BatchSource, indices: Tensor, device: torch.device) -> LabeledImages:
     """Read the images at some indices, and no others if the data can be indexed.
 
     Args:
@@ -257,7 +257,7 @@ def load_images_at(source: Source, indices: Tensor, device: torch.device) -> Lab
     return x, y
 
 
-def _subset_if_indexable(source: Source, indices: Tensor) -> Any:
+def _subset_if_indexable(source: BatchSource, indices: Tensor) -> Any:
     """The data at these indices, or None for a loader, which cannot be indexed."""
     images = getattr(source, "images", None)
     if images is not None:
@@ -266,7 +266,7 @@ def _subset_if_indexable(source: Source, indices: Tensor) -> Any:
     return Subset(dataset.dataset, indices.tolist()) if getattr(source, "can_seek", False) and dataset else None
 
 
-def _pick_from_batches(source: Source, indices: Tensor) -> LabeledImages:
+def _pick_from_batches(source: BatchSource, indices: Tensor) -> LabeledImages:
     """The images at these indices of a loader, which is read up to the last of them."""
     wanted, num_read = indices.tolist(), 0
     picked: list[LabeledImages] = []

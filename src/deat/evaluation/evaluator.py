@@ -12,11 +12,21 @@ from typing import Any, Never
 import torch
 from torch import Tensor, nn
 
-from deat.data import DataLike, DataSplits, Source, as_source
+from deat.data import BatchSource, DataLike, DataSplits, as_source
 from deat.data.datasets import adapt_data
 from deat.errors import DataError, UsageError, unknown_name_error
 from deat.evaluation.adversarial_examples import AdversarialExamples, check_examples
-from deat.evaluation.arguments import (
+from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
+from deat.evaluation.attack_verifier import AttackLike, AttackVerifier, get_stages
+from deat.evaluation.block_evaluation import (
+    BlockEvaluator,
+    LabeledImages,
+    iter_blocks,
+    peek_images,
+    sample_images,
+    sample_indices,
+)
+from deat.evaluation.evaluation_request import (
     EvaluationRequest,
     call_on_one_image,
     check_about,
@@ -26,40 +36,23 @@ from deat.evaluation.arguments import (
     choose_task,
     count_outputs,
 )
-from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
-from deat.evaluation.block_evaluation import (
-    BlockEvaluator,
-    LabeledImages,
-    iter_blocks,
-    peek_images,
-    sample_images,
-    sample_indices,
-)
 from deat.evaluation.fast_model import choose_attack_engine, choose_attack_threads
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
-from deat.evaluation.resume_log import (
-    FINGERPRINT_IMAGES,
-    ResumeLog,
-    fingerprint,
-    fingerprint_code,
-    fingerprint_logits,
-    fingerprint_model,
-)
+from deat.evaluation.resume_log import ResumeLog
 from deat.evaluation.sanity import (
     SANITY_IMAGES,
-    AttackProbe,
+    AttackedSubset,
     Flag,
     FreshCopies,
-    check_after_attacks,
     check_before_attacks,
     check_consistency,
-    check_memory,
+    check_statefulness,
     copy_before_queries,
     estimate_check_passes,
+    run_extra_attacks,
 )
 from deat.evaluation.union import combine_balls
-from deat.evaluation.verified_attack import AttackLike, Judge, get_stages
 from deat.models.interface_checks import check_model
 from deat.models.logits_wrapper import LogitsModel, has_logits, take_logits
 from deat.radius_checks import check_radius, get_tiny_radius_warnings
@@ -67,6 +60,13 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, Union, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
+from deat.utils.fingerprints import (
+    FINGERPRINT_IMAGES,
+    fingerprint,
+    fingerprint_code,
+    fingerprint_logits,
+    fingerprint_model,
+)
 from deat.utils.torch_utils import device_of, use_threads
 from deat.version import get_versions
 
@@ -128,8 +128,8 @@ def evaluate(
         data: What `deat.load_data` returns (its test part, or its val part where it has no test part), a
             `DataLoader`, a `Dataset`, a pair of tensors or arrays `(images, labels)`, or a `deat.ImageSet`.
         threat: Norm and radius, such as `deat.Linf(8 / 255)` or the text "l2:0.5". What `deat.load_data` returns has a
-            default; with other data it is required. Of a union, such as "linf:8/255+l2:0.5+l1:12", every ball is attacked;
-            an image then counts as correct if it is so in every ball, and `balls` has each ball's evaluation.
+            default; with other data it is required. Of a union, such as "linf:8/255+l2:0.5+l1:12", every ball is
+            attacked; an image then counts as correct if it is so in every ball, and `balls` has each ball's evaluation.
         task: What outputs and labels mean: "classification", "multilabel", "segmentation", "regression", or a task such
             as `deat.tasks.Segmentation(ignore_index=255)`. Default: that of the data, or classification.
         attacks: Names that `deat list attacks` shows, such as "pgd-20" or "aa", in a list or in one text with commas;
@@ -141,8 +141,8 @@ def evaluate(
             then have no accuracy.
         sanity: Run the sanity checks. Without them only a few flags can be raised.
         precision: What attacks compute in: "fp32", "tf32", "bf16", "fp16", or "auto" for fp16 on a GPU, bf16 on a CPU
-            that multiplies it natively (classifiers with 200,000 weights or more), and fp32 elsewhere. Images are always
-            classified in float32 in the end.
+            that multiplies it natively (classifiers with 200,000 weights or more), and fp32 elsewhere. Images are
+            always classified in float32 in the end.
         engine: How attacks run the model on a GPU: "graph" (CUDA graphs), "compile" (compiled, and CUDA graphs),
             "eager", or "auto", which compiles for long evaluations and otherwise uses graphs.
         threads: The number of CPU threads. Default: one for a small network, and what torch uses for others.
@@ -180,46 +180,46 @@ def evaluate(
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
     data = adapt_data(data)
-    kind = choose_task(task, data)
-    check_task(kind, chosen, cascade)
+    task = choose_task(task, data)
+    check_task(task, chosen, cascade)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON
     check_model(model)
     about = {"model": type(model).__name__, "data": _describe_data(data), **check_about(about)}
-    radius = parse_threat(
+    threat = parse_threat(
         _default_threat(data) if threat is None else threat, **(data.features if isinstance(data, DataSplits) else {})
     )
     check_examples(
         examples,
         has_resume_log=resume_log is not None,
         num_processes=distributed.size,
-        num_balls=len(radius.balls),
+        num_balls=len(threat.balls),
     )
     distributed.run_on_main(lambda: check_output_files(resume_log, save))
     device = device_of(model)
     part = _get_evaluation_part(data)
-    source = as_source(part, batch_size=block, device=device, shuffle=False, task=kind, box=radius.box)
+    source = as_source(part, batch_size=block, device=device, shuffle=False, task=task, box=threat.box)
     source.check()
-    check_radius(radius, source.shape)
+    check_radius(threat, source.shape)
     for attack in chosen:
         if callable(check := getattr(attack, "check_threat", None)):
-            for ball in radius.balls:
+            for ball in threat.balls:
                 check(ball, source.shape)
-    for warning in get_tiny_radius_warnings(radius) if sanity and distributed.is_main else ():
+    for warning in get_tiny_radius_warnings(threat) if sanity and distributed.is_main else ():
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
     request = EvaluationRequest(
-        model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision, task=kind
+        model, threat, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision, task=task
     )
-    passes = request.count_images(source) * sum(map(estimate_passes, chosen)) * len(radius.balls)
+    passes = request.count_images(source) * sum(map(estimate_passes, chosen)) * len(threat.balls)
     engine = choose_attack_engine(engine, device, passes)
     request = replace(
         request, examples=examples, engine=engine, resume_log=resume_log, about=about, distributed=distributed
     )
-    runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(radius).items()]
+    runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(threat).items()]
     show_flag = _once(on_flag)
     showing = nullcontext(progress) if callable(progress) else showing_progress(progress and distributed.is_main)
     with showing as on_progress, use_threads(threads or choose_attack_threads(model)):
         evaluations, logs = zip(*(run.run(source, on_progress, show_flag) for run in runs), strict=True)
-    evaluation = combine_balls(evaluations, Union(*radius.balls), chosen) if len(evaluations) > 1 else evaluations[0]
+    evaluation = combine_balls(evaluations, Union(*threat.balls), chosen) if len(evaluations) > 1 else evaluations[0]
     if save is not None and distributed.is_main:
         save(evaluation) if callable(save) else evaluation.save(save)
     for log in logs:
@@ -287,7 +287,7 @@ class EvaluationRun:
 
     def _set_request(self, request: EvaluationRequest) -> None:
         self.request = request
-        self.judge = Judge(
+        self.judge = AttackVerifier(
             request.model,
             request.threat,
             request.seed,
@@ -316,7 +316,9 @@ class EvaluationRun:
         code = fingerprint_code(request.model) if request.resume_log else ""
         return fingerprint(settings, attacks, self._model_fingerprint, code)
 
-    def run(self, source: Source, on_progress: ProgressCallback, on_flag: FlagCallback) -> tuple[Evaluation, ResumeLog]:
+    def run(
+        self, source: BatchSource, on_progress: ProgressCallback, on_flag: FlagCallback
+    ) -> tuple[Evaluation, ResumeLog]:
         """Evaluate a source.
 
         Args:
@@ -360,11 +362,11 @@ class EvaluationRun:
             progress.start_checks()
             on_progress(progress)
             probe = self._make_probe(evaluation, sample, lambda: on_progress(progress))
-            late_flags = check_after_attacks(probe) + self._check_memory(copies, probe, early_flags)
+            late_flags = run_extra_attacks(probe) + self._check_statefulness(copies, probe, early_flags)
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
-        flags, check_seconds = request.distributed.broadcast([flags, check_seconds if request.sanity else 0.0])
+        flags, check_seconds = request.distributed.broadcast_json([flags, check_seconds if request.sanity else 0.0])
         return replace(evaluation, flags=[Flag(**flag) for flag in flags], check_seconds=check_seconds), log
 
     def _make_progress(self, num_images: int) -> EvaluationProgress:
@@ -394,20 +396,22 @@ class EvaluationRun:
 
     def _make_probe(
         self, evaluation: Evaluation, sample: LabeledImages, on_attack_done: Callable[[], None]
-    ) -> AttackProbe:
+    ) -> AttackedSubset:
         """What attacks the sample in more ways."""
         judge, (x, y) = self.judge, sample
         rows = sample_indices(evaluation.num_images, SANITY_IMAGES)
         model = judge.choose_attack_model(x)
         threat, task = self.request.threat, self.request.task
-        return AttackProbe(model, judge.model, threat, x, y, rows, evaluation, on_attack_done, task)
+        return AttackedSubset(model, judge.model, threat, x, y, rows, evaluation, on_attack_done, task)
 
-    def _check_memory(self, copies: FreshCopies | None, probe: AttackProbe, early_flags: list[Flag]) -> list[Flag]:
+    def _check_statefulness(
+        self, copies: FreshCopies | None, probe: AttackedSubset, early_flags: list[Flag]
+    ) -> list[Flag]:
         """Flags about answers that depend on earlier questions; random ones always differ."""
         names = {flag.name for flag in early_flags}
         if copies is None or names & {"randomised", "training_mode", "not_finite"}:
             return []
-        flag = check_memory(probe, copies)
+        flag = check_statefulness(probe, copies)
         return [flag] if flag else []
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
@@ -423,7 +427,7 @@ class EvaluationRun:
         task = self.request.task
         return {} if task == CLASSIFICATION else {"task": task.describe()}
 
-    def _describe_settings(self, source: Source, num_outputs: int) -> dict[str, Any]:
+    def _describe_settings(self, source: BatchSource, num_outputs: int) -> dict[str, Any]:
         """The settings of evaluation.json."""
         request, fast_model = self.request, self.judge.fast_model
         return {

@@ -37,7 +37,9 @@ class FastAdaptiveBoundary:
     steps: int = 100
     targets: int = 9
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> Tensor:
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator
+    ) -> Tensor:
         """Attack images that are classified correctly.
 
         Args:
@@ -45,7 +47,7 @@ class FastAdaptiveBoundary:
             x: Images in [0, 1].
             y: Their labels.
             threat: The ball. The attack does not depend on its radius, which says when an image is done.
-            draws: Not used: the first start is the image itself.
+            generator: Not used: the first start is the image itself.
 
         Returns:
             For each image an example in the ball that the queried model misclassifies, or the image itself.
@@ -122,7 +124,7 @@ class _Walk:
         return ~is_out
 
     def _classify(self, x_adv: Tensor, with_graph: bool) -> tuple[Tensor, Tensor]:
-        """The logits, and the examples that they can be differentiated by."""
+        """The logits, and the examples with respect to which they can be differentiated."""
         inputs = x_adv.detach().requires_grad_(with_graph)
         with torch.set_grad_enabled(with_graph):
             return as_class_logits(self.model(inputs)), inputs

@@ -7,20 +7,21 @@ classified correctly.
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deat.engine.cuda_graphs import capture_graph, device_context, forbid_synchronisation, warm_up_stream
+from deat.engine.cuda_graphs import capture_graph, forbid_synchronisation, warm_up_stream
 from deat.engine.engine import ENGINES
 from deat.engine.kernels import has_triton
 from deat.engine.kernels.graph_pass import fused_backend
 from deat.engine.precision import has_native_cpu_bf16
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attacks import compute_gradient
+from deat.utils.float32_precision import full_precision
 from deat.utils.torch_utils import choose_threads
 
 EAGER_CALLS_BEFORE_RECORDING = 1
@@ -72,8 +73,8 @@ def choose_attack_precision(wanted: str, device: torch.device, num_weights: int 
     Args:
         wanted: "auto", "fp32", "tf32", "bf16" or "fp16".
         device: The model's device.
-        num_weights: The number of weights in the model's layers, from `count_layer_weights`; 0 if it must not compute in
-            half precision unless that is wanted.
+        num_weights: The number of weights in the model's layers, from `count_layer_weights`; 0 if it must not compute
+            in half precision unless that is wanted.
 
     Returns:
         One of these other than "auto", which is fp16 on a GPU (it rounds images no more coarsely than TF32), bf16 for
@@ -437,7 +438,7 @@ class _GraphedFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient by x, after another forward pass if the activations were overwritten since."""
+        """Return the gradient with respect to x, after another forward pass if the activations were overwritten since."""
         if ctx.slot.activations_version != ctx.activations_version:
             ctx.slot.forward(ctx.graphs, *ctx.saved_tensors)
         ctx.slot.activations_version += 1
@@ -455,52 +456,3 @@ def _pad_batch(x: Tensor, shape: torch.Size) -> Tensor:
 def _memory_format_of(x: Tensor) -> torch.memory_format:
     last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last else torch.contiguous_format
-
-
-@contextmanager
-def full_precision(tf32: bool = False) -> Iterator[None]:
-    """Compute float32 products without TF32 inside the context, and restore the user's setting after it.
-
-    Works whether the user has set the precision by torch's older interface or its newer one, which cannot be mixed.
-
-    Args:
-        tf32: Allow TF32 instead.
-    """
-    backends: Any = torch.backends
-    try:
-        matmul, conv = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
-    except RuntimeError:  # the newer interface was used
-        settings = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
-        with _set_fp32_precision(settings, "tf32" if tf32 else "ieee"):
-            yield
-        return
-    try:
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        backends.cudnn.allow_tf32 = tf32
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        backends.cudnn.allow_tf32 = conv
-
-
-@contextmanager
-def _set_fp32_precision(backends: tuple[Any, ...], precision: str) -> Iterator[None]:
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = precision
-        yield
-    finally:
-        for backend, original in zip(backends, before, strict=True):
-            backend.fp32_precision = original
-
-
-@contextmanager
-def exact_float32(device: torch.device) -> Iterator[None]:
-    """Compute in float32 without TF32 and without the caller's autocast, as all final classifications do.
-
-    Args:
-        device: The model's device, which becomes the current one inside the context.
-    """
-    with device_context(device), full_precision(), torch.autocast(device.type, enabled=False):
-        yield

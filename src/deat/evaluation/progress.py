@@ -6,8 +6,8 @@ from time import perf_counter
 from types import TracebackType
 
 from deat.evaluation.attack_registry import estimate_passes
+from deat.evaluation.attack_verifier import AttackLike, get_stages
 from deat.evaluation.attacks import is_natural
-from deat.evaluation.verified_attack import AttackLike, get_stages
 from deat.utils.live_line import is_notebook, is_stderr_redrawable, make_live_display, print_to_stderr
 from deat.utils.text import format_duration, format_progress_bar
 

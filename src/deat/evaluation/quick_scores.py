@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deat.data import Source
+from deat.data import BatchSource
 from deat.evaluation.attacks import Attack, logits_under_attack, parse_attack
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
@@ -32,7 +32,7 @@ class QuickScore(NamedTuple):
 
 def compute_accuracies(
     model: nn.Module,
-    source: Source,
+    source: BatchSource,
     attacks: Sequence[str | Attack],
     threat: ThreatModel,
     seed: int,
@@ -70,7 +70,7 @@ def compute_accuracies(
 
 def compute_scores(
     model: nn.Module,
-    source: Source,
+    source: BatchSource,
     attacks: Sequence[str | Attack],
     threat: ThreatModel,
     seed: int,
@@ -118,7 +118,7 @@ def compute_scores(
     means = [fsum(sums[i : i + len(source)]) / source.num_examples for i in range(0, len(sums), len(source))]
     scores = {}
     for attack, batches, loss in zip(parsed, statistics, means, strict=True):
-        parts = distributed.all_gather_tensor(torch.cat(batches) if batches else torch.zeros(0, dtype=torch.float64))
+        parts = distributed.all_gather(torch.cat(batches) if batches else torch.zeros(0, dtype=torch.float64))
         rows = torch.cat([part for part in parts if len(part)])
         in_order = rows[rows[:, 0].argsort(stable=True), 1:]  # by batch, whatever the number of processes
         own = in_order[:, 1:]

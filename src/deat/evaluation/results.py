@@ -12,10 +12,17 @@ import numpy as np
 import torch
 
 from deat.errors import CheckpointError, DataError, NewerVersionError, UsageError
+from deat.evaluation.attack_verifier import (
+    RECORDED_FIELDS,
+    BlockResult,
+    combine_worst,
+    rename_recorded_fields,
+    sum_counts,
+)
 from deat.evaluation.intervals import bootstrap_intervals, wilson_interval
 from deat.evaluation.sanity import Flag
-from deat.evaluation.verified_attack import BlockResult, combine_worst, sum_counts
 from deat.tasks import Task, build_task
+from deat.threat import format_threat
 from deat.utils.json_checksum import add_checksum, is_unchanged
 from deat.utils.notebook_display import make_data_frame, render_html
 from deat.utils.safe_read import read_plain_text
@@ -41,7 +48,7 @@ class AttackResult:
         seconds: How long the attack took.
         forwards: Images passed forward through the model.
         backwards: Images passed backward through it.
-        felled: How many images each stage of the attack fooled, by its name; empty for an attack without stages.
+        num_fooled_by_stage: How many images each stage of the attack fooled, by its name; empty without stages.
         scores: For each image, the lowest score, for a task whose answers are more or less wrong; else empty.
         statistics: For each image, the numbers of that answer that the task's metrics are computed from; else empty.
     """
@@ -52,7 +59,7 @@ class AttackResult:
     seconds: float
     forwards: int
     backwards: int
-    felled: dict[str, int] = field(default_factory=dict)
+    num_fooled_by_stage: dict[str, int] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list, repr=False)
     statistics: list[list[float]] = field(default_factory=list, repr=False)
 
@@ -69,7 +76,8 @@ class AttackResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as evaluation.json has it."""
-        json_values = {**asdict(self), "correct": pack_bits(self.correct)}
+        values = {**asdict(self), "correct": pack_bits(self.correct)}
+        json_values = {RECORDED_FIELDS.get(name, name): value for name, value in values.items()}
         return {name: value for name, value in json_values.items() if value or name not in ("scores", "statistics")}
 
 
@@ -284,17 +292,27 @@ class Evaluation:
         )
 
     def _repr_html_(self) -> str:
-        rows = [
-            (name, self.task.format_metric(value), " to ".join(map(self.task.format_metric, self.intervals[name])))
-            for name, value in self.accuracy.items()
-        ]
+        rows = [self._format_row(name, name) for name in self.accuracy]
+        balls = [ball for ball in self.balls.values() if ball.has_worst_case]
+        rows += [ball._format_row("worst", f"worst, {ball._threat_text}") for ball in balls]
         checked = (
             [] if self.sanity_checked else ["The sanity checks did not run, so nothing is known against the numbers."]
         )
         flags = [flag.line for flag in self.flags]
         examples = f"{self.num_images:,} {'examples' if self.task.is_graded else 'images'}"
-        header = ("attack", self.metric, "95 % interval")
-        return render_html(f"Evaluation on {examples}", [*checked, *flags], header=header, rows=rows)
+        lines = [f"threat model: {self._threat_text}", *checked, *flags]
+        return render_html(
+            f"Evaluation on {examples}", lines, header=("attack", self.metric, "95 % interval"), rows=rows
+        )
+
+    @property
+    def _threat_text(self) -> str:
+        threat = self.settings.get("threat")
+        return format_threat(threat) if threat else "unknown"
+
+    def _format_row(self, name: str, title: str) -> tuple[str, str, str]:
+        bounds = " to ".join(map(self.task.format_metric, self.intervals[name]))
+        return title, self.task.format_metric(self.accuracy[name]), bounds
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of evaluation.json, with a checksum of all of it."""
@@ -468,7 +486,10 @@ def _check_accuracies(evaluation: Evaluation, data: dict[str, Any]) -> None:
 
 
 def _parse_evaluation(data: Any) -> Evaluation:
-    results = [AttackResult(**{**entry, "correct": unpack_bits(entry["correct"])}) for entry in data["attacks"]]
+    results = [
+        AttackResult(**{**rename_recorded_fields(entry), "correct": unpack_bits(entry["correct"])})
+        for entry in data["attacks"]
+    ]
     flags = [Flag(flag["name"], flag["seen"], flag["advice"]) for flag in data["flags"]]
     has_labels = data["labels"] or not results or not results[0].scores
     labels = unpack_labels(data["labels"], len(results[0].correct) if results else 0) if has_labels else []

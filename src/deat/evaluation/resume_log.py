@@ -7,35 +7,21 @@ by its weights, by the files that define its layers, and by its logits on a few 
 """
 
 import json
-import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from deat.errors import CheckpointError
-from deat.evaluation.fast_model import exact_float32
-from deat.evaluation.verified_attack import AttackLike, BlockResult, get_stages
+from deat.evaluation.attack_verifier import AttackLike, BlockResult, get_stages
 from deat.utils.distributed import Distributed
+from deat.utils.fingerprints import are_close, fingerprint
 from deat.utils.locks import lock_with_holder
 from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import append_text, check_no_symlinks
-from deat.utils.torch_utils import eval_mode
 
 ResultKey = tuple[int, str]
 """A block's number, and the name of an attack or stage with a hash of its settings."""
-FINGERPRINT_IMAGES = 8
-"""The first images, on which a model's logits identify it."""
-MAX_FINGERPRINT_LOGITS = 64
-"""How many of these logits are saved at most."""
-LOGITS_TOLERANCE = 1e-3
-"""How far logits may be from saved ones, as a share of the largest; the rounding of float32 moves them by far less."""
 
 
 def resume_log_path(out: Path) -> Path:
@@ -109,16 +95,16 @@ class ResumeLog:
         self._results[block, attack] = images, result
         if self.path is not None:
             line = {"question": self.request_fingerprint, "logits": self.logits, "block": block, "attack": attack}
-            entry = {**line, "images": images, **asdict(result)}
+            entry = {**line, "images": images, **result.as_json()}
             _append_line(self.path, json.dumps({**entry, "checksum": _compute_checksum(entry)}))
         return True
 
     def sync(self, distributed: Distributed) -> None:
         """Give every process the results that the main process has read."""
-        entries = [(*key, images, asdict(result)) for key, (images, result) in self._results.items()]
+        entries = [(*key, images, result.as_json()) for key, (images, result) in self._results.items()]
         self._results = {
-            (block, attack): (images, BlockResult(**result))
-            for block, attack, images, result in distributed.broadcast(entries)
+            (block, attack): (images, BlockResult.from_json(result))
+            for block, attack, images, result in distributed.broadcast_json(entries)
         }
 
     def delete(self) -> None:
@@ -163,78 +149,6 @@ def read_logged_stages(path: Path) -> list[tuple[str, str]]:
     return [(name.partition(":")[0], name.rpartition(":")[2]) for name in names]
 
 
-def fingerprint(*parts: Any) -> str:
-    """Return a hash of tensors and JSON values.
-
-    Example:
-        >>> fingerprint({"seed": 0}, torch.zeros(2)) == fingerprint({"seed": 1}, torch.zeros(2))
-        False
-    """
-    digest = sha256()
-    for part in parts:
-        if isinstance(part, Tensor):
-            digest.update(str((part.dtype, tuple(part.shape))).encode())
-            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            digest.update(json.dumps(part, sort_keys=True).encode())
-    return digest.hexdigest()
-
-
-def fingerprint_model(model: nn.Module) -> str:
-    """Return a hash of a model's layers, weights and buffers."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    layers = re.sub(r"0x[0-9a-f]+", "", repr(model))  # without addresses in memory
-    return fingerprint(layers, sorted(tensors), *(tensors[name] for name in sorted(tensors)))
-
-
-def fingerprint_code(model: nn.Module) -> str:
-    """Return a hash of the Python files that define a model's layers and the functions that they hold."""
-    parts = [part for m in model.modules() for part in (type(m), *filter(callable, vars(m).values()))]
-    files = {getattr(sys.modules.get(getattr(part, "__module__", None) or ""), "__file__", None) for part in parts}
-    return fingerprint(sorted(sha256(source).hexdigest() for source in map(_read_source, files) if source))
-
-
-def _read_source(file: str | None) -> bytes:
-    try:
-        return Path(file).read_bytes() if file and file.endswith(".py") else b""
-    except OSError:
-        return b""
-
-
-def fingerprint_logits(model: nn.Module, x: Tensor) -> list[float]:
-    """Return some of a model's logits on the first images, by which the model is identified.
-
-    Args:
-        model: The model, which may draw random numbers.
-        x: The evaluation's images; only the first few are used, so that their number does not matter.
-
-    Returns:
-        At most `MAX_FINGERPRINT_LOGITS` numbers of six digits.
-    """
-    devices = [x.device] if x.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), exact_float32(x.device), torch.no_grad(), eval_mode(model):
-        torch.manual_seed(0)  # so that a randomised model gives the same logits again
-        flat = model(x[:FINGERPRINT_IMAGES]).flatten().double()
-    logits: list[float] = flat[:: -(-len(flat) // MAX_FINGERPRINT_LOGITS)].tolist()
-    return [float(f"{value:.6g}") for value in logits]
-
-
-def are_close(saved: Any, logits: list[float]) -> bool:
-    """Return whether saved logits equal a model's, up to rounding.
-
-    Args:
-        saved: What a line of the log holds.
-        logits: What `fingerprint_logits` returns now.
-    """
-    try:
-        before, now = torch.tensor(saved, dtype=torch.float64), torch.tensor(logits, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    largest = float(now.nan_to_num(0, 0, 0).abs().max()) if len(now) else 0.0
-    tolerance = LOGITS_TOLERANCE * largest
-    return before.shape == now.shape and torch.allclose(before, now, rtol=0, atol=tolerance, equal_nan=True)
-
-
 def _append_line(path: Path, line: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,4 +184,4 @@ def _parse_result(entry: dict[str, Any]) -> BlockResult | None:
     has_key = isinstance(entry.get("block"), int) and all(isinstance(entry.get(n), str) for n in ("attack", "images"))
     if not has_types or not has_key or not all(isinstance(hit, bool) for hit in values["correct"]):
         return None
-    return BlockResult(**values)
+    return BlockResult.from_json(values)

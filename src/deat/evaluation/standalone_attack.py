@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from deat.errors import UsageError
 from deat.evaluation.attack_registry import get_attack
-from deat.evaluation.attacks import Attack, call_attack, check_attack_inputs, is_natural
-from deat.evaluation.verified_attack import AttackLike
+from deat.evaluation.attack_verifier import AttackLike
+from deat.evaluation.attacks import Attack, call_attack, check_attack_inputs, check_attack_labels, is_natural
 from deat.models.interface_checks import check_model, describe_output, logits_hint
 from deat.radius_checks import check_radius
 from deat.tasks import CLASSIFICATION, Task, get_task
@@ -78,21 +78,16 @@ class BoundAttack:
             The labels, as the task takes them.
         """
         check_model(model)
-        for what, value, name in (("examples", x, "x"), ("labels", y, "y")):
-            if not isinstance(value, Tensor):
-                raise UsageError(f"the {what} are a {type(value).__name__}: give a tensor, torch.as_tensor({name}).")
         weight = next((p for p in model.parameters() if p.is_floating_point()), None)
         _check_devices(weight, x, y)
         check_attack_inputs(x, self.threat)
-        if y.dim() == 0 or len(x) != len(y):
-            raise UsageError(f"there are {len(x)} examples, and labels of shape {tuple(y.shape)}: give one for each.")
+        labels = check_attack_labels(x, y, self.task)
         if weight is not None and weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
             name = str(weight.dtype).removeprefix("torch.")
             raise UsageError(f"the examples are {x.dtype} and the weights {weight.dtype}: give x.to(torch.{name}).")
         check_radius(self.threat, x.shape[1:])
         if len(x) == 0:
-            return y
-        labels: Tensor = self.task.prepare_labels(y)
+            return labels
         if model not in self._num_outputs:
             self._num_outputs[model] = self._count_outputs(model, x, labels)
         self.task.check_labels(labels, self._num_outputs[model])
@@ -119,10 +114,10 @@ class BoundAttack:
 
 def attack(
     name: str | AttackLike,
+    threat: str | ThreatModel | None = None,
     *,
     eps: float | str | None = None,
     norm: str = "linf",
-    threat: str | ThreatModel | None = None,
     task: str | Task = CLASSIFICATION,
     stop_early: bool = False,
 ) -> BoundAttack:
@@ -135,10 +130,9 @@ def attack(
     Args:
         name: A name that `deat list attacks` shows, such as "pgd-7", "fgsm", "cw-20" or "aa", or an attack such as
             `deat.Attack("mine", steps=10, alpha=0.2)`.
+        threat: A threat model, such as deat.Linf(0.002, box=(-1, 1)), or the text "l2:0.5"; or give `eps`.
         eps: The radius, as a number or as text: 8 / 255 or "8/255".
         norm: The norm of `eps`: "linf", "l2" or "l1".
-        threat: In place of `eps` and `norm`: a threat model, such as deat.Linf(0.002, box=(-1, 1)), or the text
-            "l2:0.5".
         task: What outputs and labels mean: "classification", "multilabel", "segmentation", "regression", or a task.
         stop_early: Stop moving an image once it is misclassified. AutoAttack and its parts always do, so they need
             `stop_early=True`.
@@ -158,11 +152,10 @@ def attack(
     if not isinstance(stop_early, bool):
         raise UsageError(f"stop_early must be True or False, not {stop_early!r}.")
     chosen = _with_stop(get_attack(name), stop_early)
-    what = get_task(task)
+    task = get_task(task)
     if callable(check := getattr(chosen, "check_task", None)):
-        check(what)
-    radius = _get_threat(eps, norm, threat)
-    return BoundAttack(chosen, radius, what)
+        check(task)
+    return BoundAttack(chosen, _get_threat(eps, norm, threat), task)
 
 
 def _with_stop(chosen: Any, stop_early: bool) -> AttackLike:
@@ -195,9 +188,14 @@ def _get_threat(eps: Any, norm: str, threat: Any) -> ThreatModel:
     return parse_threat(f"{norm}:{parse_number(eps)!r}" if threat is None else threat)
 
 
-def _check_devices(weight: Tensor | None, x: Tensor, y: Tensor) -> None:
-    device = x.device if weight is None else weight.device
-    for what, tensor, name in (("examples", x, "x"), ("labels", y, "y")):
+def _check_devices(weight: Tensor | None, x: Any, y: Any) -> None:
+    tensors = [
+        (what, value, name)
+        for what, value, name in (("examples", x, "x"), ("labels", y, "y"))
+        if isinstance(value, Tensor)  # what is none is refused next
+    ]
+    for what, tensor, name in tensors:
+        device = tensors[0][1].device if weight is None else weight.device
         if tensor.device != device:
             raise UsageError(
                 f"the {what} are on {tensor.device}, and the model on {device}: give {name}.to('{device}')."

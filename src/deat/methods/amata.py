@@ -1,6 +1,7 @@
 """Amata-A-B: from few coarse steps to many fine ones.
 
-Idea: k grows linearly from A to B over training while the step shrinks as 2.5 eps / k. The word is `A^k J`.
+Idea: k grows linearly from A to B over training while the step shrinks as 2.5 eps / k. Moves of a batch
+(core/game.py): `A^k J`.
 Citation: Ye et al., "Amata: an annealing mechanism for adversarial training acceleration", AAAI 2021.
 Settings: A 2, B 10, zero start; the released code never reaches B. Cost: k + 1 backprops a batch.
 `m+amata-A-B`: M+ chooses k, from 0 to B, and the step is still 2.5 eps / k. A is not used.

@@ -3,7 +3,7 @@
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast, get_args, get_type_hints
 
-from deat.core.freeze_rules import FreezeWhenFooled
+from deat.core.example_stopping import StopWhenFooled
 from deat.core.gradient_penalty import GradientPenalty
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.move_order import PenaliseGradient, PerturbWeights, find_play, replace_play
@@ -74,7 +74,7 @@ def configure_method(
         "max_steps": max_steps,
         "alpha_eps": None if alpha is None else _to_units_of_eps(alpha, threat),
         "stretch_eps": None if alpha is None else 0.0,
-        "level": None if tau is None else float(tau),
+        "stop_threshold": None if tau is None else float(tau),
     }
     method = _replace_settings(method, "schedule", schedule, "gamma and max_steps belong to m+ methods, such as m+deat")
     method = _replace_penalty(method, g_form, {"weight": g_weight, "step": g_step})
@@ -90,7 +90,7 @@ def _check_values(method: Method, beta: float | None, tau: int | None, start: st
         check_number("beta", beta, lambda v: v >= 0, ">= 0")
     if tau is not None:
         check_int("tau", tau, 0)
-        if not isinstance(method.attack.freeze, FreezeWhenFooled):
+        if not isinstance(method.attack.freeze, StopWhenFooled):
             raise UsageError(f"tau belongs to methods that stop early, such as fat-K and f+trades, not {method.name}.")
     if start is not None and start not in START_KINDS:
         raise unknown_name_error("start", start, START_KINDS)

@@ -2,7 +2,7 @@
 
 Idea: early epochs need no strong adversary, so training starts naturally and adds replays when a criterion is met:
 every d epochs (DEAT-d), when training accuracy exceeds p % (DEAT-p%), or when the gradient magnitude l_X grows
-(M+DEAT). The word is `J^(k+1)`.
+(M+DEAT). Moves of a batch (core/game.py): `J^(k+1)`.
 Citation: Wang et al., "Dynamic efficient adversarial training guided by gradient magnitude", 2022.
 Settings: alpha 1.25 eps (10/255), uniform start; M+DEAT gamma 1.01, k at most 7. Cost: k + 1 backprops a batch.
 """

@@ -1,7 +1,7 @@
 """FAT: friendly adversarial training, PGD that stops early for each example.
 
-Idea: an example that is misclassified needs few more steps: it takes tau further ones and then stops. The word is
-`A^k J` with a mask. Labels follow their examples, unlike in the released code.
+Idea: an example that is misclassified needs few more steps: it takes tau further ones and then stops. Moves of a
+batch (core/game.py): `A^k J` with a mask. Labels follow their examples, unlike in the released code.
 Citation: Zhang et al., "Attacks which do not kill training make adversarial learning stronger", ICML 2020.
 Settings: k 5, alpha 0.25 eps (2/255), tau 3, uniform start, eval-mode crafting; `compact` shrinks the batch
 instead of masking it. Cost: k + 1 backprops a batch; `active` counts the examples that moved.

@@ -1,7 +1,7 @@
 """U-FGSM, N-FGSM, FGSM-PGI and GradAlign: one step of the attack, and what keeps it from collapsing.
 
-Idea: one step of 1.25 eps from a random point of the ball trains almost as well as many small ones, until
-it collapses (catastrophic overfitting). The word is `AJ`.
+Idea: one step of 1.25 eps from a random point of the ball trains almost as well as many small ones, until it
+collapses (catastrophic overfitting). Moves of a batch (core/game.py): `AJ`.
 Citation: Wong, Rice, Kolter, "Fast is better than free", ICLR 2020.
 Settings: alpha 1.25 eps (10/255), uniform start. Cost: 2 backprops a batch.
 `m+fgsm`, which the paper names without defining it, is M+ over such steps, k at most 7.
@@ -19,10 +19,11 @@ batch), next start clip(start + alpha sign(m)), random signs of size eps at firs
 squared difference of outputs. Starts belong to images as they were cropped and flipped then, as in the authors' code.
 Cost: 2 backprops a batch (6 forwards and backwards), and 4 bytes of memory for each value of each training image.
 
-GradAlign is U-FGSM with a penalty: the gradient by the input at x + noise is to point where that at x does.
+GradAlign is U-FGSM with a penalty: the gradient with respect to the input at x + noise is to point where that at x
+does.
 Citation: Andriushchenko, Flammarion, "Understanding and improving fast adversarial training", NeurIPS 2020.
-Settings: 0.2 (1 - cos), with noise uniform in the ball; the gradient at x is a constant, as in the authors' code. Cost: 4
-backprops a batch (10 forwards and backwards).
+Settings: 0.2 (1 - cos), with noise uniform in the ball; the gradient at x is a constant, as in the authors' code. Cost:
+4 backprops a batch (10 forwards and backwards).
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """FREE-m: replay each batch m times, updating delta and theta in every pass.
 
-Idea: the pass that updates the weights yields delta's gradient for free. The word is `J^m`.
+Idea: the pass that updates the weights yields delta's gradient for free. Moves of a batch (core/game.py): `J^m`.
 Citation: Shafahi et al., "Adversarial training for free!", NeurIPS 2019.
 Settings: alpha eps (8/255), zero start, new for every batch as in the paper's benchmark; `persistent` carries
 delta over batches, as the original does. Cost: m backprops a batch.

@@ -1,7 +1,7 @@
 """MART: misclassification-aware adversarial training.
 
-Idea: minimise a boosted cross-entropy at x + delta and a KL whose weight is larger for examples that are misclassified
-without an attack. The word is `A^k J`, its J with two branches.
+Idea: minimise a boosted cross-entropy at x + delta and a KL whose weight is larger for examples that are
+misclassified without an attack. Moves of a batch (core/game.py): `A^k J`, its J with two branches.
 Citation: Wang et al., "Improving adversarial robustness requires revisiting misclassified examples", ICLR 2020.
 Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1), crafted with CE (F+MART too). Cost: 11
 backprops a batch. M+MART: k at most 10; F+MART: tau 3.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deat.core.buffers import Budget
 from deat.core.game import Game
-from deat.core.inner_attack import InnerAttack
+from deat.core.inner_attack_settings import InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.move_order import Play
@@ -22,9 +22,13 @@ RECORDED_NAMES = {
     "InnerAttack": "Ascent",
     "MagnitudeProbe": "Probe",
     "LinearRamp": "Linear",
-    "FreezeWhenFooled": "Friendly",
-    "FreezeWhenConverged": "Converged",
+    "StopWhenFooled": "Friendly",
+    "StopWhenConverged": "Converged",
     "attack": "ascent",
+    "random_start_at_k0": "noisy",
+    "carries_outside_box": "carries_unclipped",
+    "stop_threshold": "level",
+    "stop_threshold_until": "level_until",
 }
 """What run records and checkpoints call some classes and fields, so that a run can be resumed by a later version."""
 
@@ -37,7 +41,7 @@ class Method:
         name: Name in records and tables.
         play: How one batch is played: Craft, Replay, Relay, or a class of your own.
         schedule: How many steps k of which size each epoch takes. Its lengths are in units of eps (alpha_eps).
-        attack: The adversary: its loss, start, batch-norm mode and freeze rule.
+        attack: The adversary: its loss, start, batch-norm mode and stop rule.
         objective: The training loss.
         probe: Which gradient is the magnitude l_X.
         summary: One line for listings and records. A method without one gets the first sentence of the docstring of the
@@ -179,7 +183,7 @@ def _to_json(value: Any) -> Any:
             parts = _record_lengths(value, parts)
         if isinstance(value, InnerAttack):
             if not value.clamps_images:
-                del parts["carries_unclipped"]  # without effect, and older records do not have it
+                del parts["carries_outside_box"]  # without effect, and older records do not have it
             if not value.leaves_ball:
                 del parts["leaves_ball"]  # for the same reason
             if value.start_radius == 1:

@@ -1,6 +1,6 @@
 """Natural training: the baseline without an adversary.
 
-Idea: minimise the cross-entropy on the images as they are; the word is `J`.
+Idea: minimise the cross-entropy on the images as they are. Moves of a batch (core/game.py): `J`.
 Settings: none. Cost: 1 backprop a batch.
 """
 

@@ -1,6 +1,6 @@
 """PGD-AT: craft with k projected gradient steps, then update.
 
-Idea: train on the worst point that k small steps reach. The word is `A^k J`.
+Idea: train on the worst point that k small steps reach. Moves of a batch (core/game.py): `A^k J`.
 Citation: Madry et al., "Towards deep learning models resistant to adversarial attacks", ICLR 2018.
 Settings: alpha 0.25 eps (2/255), uniform start. Cost: k + 1 backprops a batch.
 """

@@ -1,11 +1,12 @@
 """TRADES: trade natural accuracy against a smooth neighbourhood.
 
-Idea: minimise CE(x) + beta * KL(p(x) || p(x + delta)), with delta crafted to maximise that KL. The word is
-`A^k J`, its J with two branches.
+Idea: minimise CE(x) + beta * KL(p(x) || p(x + delta)), with delta crafted to maximise that KL. Moves of a batch
+(core/game.py): `A^k J`, its J with two branches.
 Citation: Zhang et al., "Theoretically principled trade-off between robustness and accuracy", ICML 2019.
-Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1). Cost: 11 backprops a batch (24 forwards and
-backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADES: tau 3. In half precision, where
-rounding would hide so small a start, the first gradient is taken at 16 times its distance (`core/inner_attack.py`).
+Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1). Cost: 11 backprops a batch (24 passes,
+forward or backward, and one forward pass for the clean logits). M+TRADES: k at most 10; F+TRADES: tau 3. In half
+precision, where rounding would hide so small a start, the first gradient is taken at 16 times its distance
+(`core/inner_attack_settings.py`).
 """
 
 from deat.core.move_order import Craft

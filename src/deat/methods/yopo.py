@@ -1,8 +1,8 @@
 """YOPO-m-n: propagate once, step often through the first layer.
 
 Idea: delta reaches the network only through its first layer, so each of m full passes serves n cheap steps along the
-stored gradient of that layer's output. The word is `(J0 a^n)^(m-1) J`; theta steps once, at its end. The first
-layer is detected automatically, on any network.
+stored gradient of that layer's output. Moves of a batch (core/game.py): `(J0 a^n)^(m-1) J`; theta steps once, at its
+end. The first layer is detected automatically, on any network.
 Citation: Zhang et al., "You only propagate once", NeurIPS 2019.
 Settings: m 5, n 3, alpha 0.25 eps (2/255), uniform start; gradients of the m passes are summed, so the learning rate
 acts m times (the original divides it). Cost: m backprops a batch. `m+yopo-M-N`: M+ sets the full passes.

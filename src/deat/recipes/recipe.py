@@ -10,8 +10,8 @@ from typing import Any
 from deat.data import list_datasets
 from deat.data.datasets import split_data_root
 from deat.errors import UsageError, unknown_name_error
-from deat.evaluation.arguments import check_evaluation_arguments
 from deat.evaluation.attack_registry import get_attack
+from deat.evaluation.evaluation_request import check_evaluation_arguments
 from deat.evaluation.evaluator import DEFAULT_ATTACKS, DEFAULT_BLOCK_SIZE
 from deat.evaluation.progress import FORWARD_ONLY_COST, estimate_attack_cost
 from deat.methods import get_method

@@ -443,6 +443,9 @@ def _draw_legend(canvas: Any, axes: Any) -> None:
     for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault((name, handle.get_color(), handle.get_linestyle(), handle.get_marker()), handle)
+    # A row of a single value in one panel, which is drawn as a point, is a line in another one.
+    lines = {key[:3] for key in handles if key[3] == "None"}
+    handles = {key: handle for key, handle in handles.items() if key[3] == "None" or key[:3] not in lines}
     if not handles:
         return
     names = [name for name, *_ in handles]

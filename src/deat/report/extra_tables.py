@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deat.report.run_results import ReportRow, RunResults
-from deat.report.stats import (
+from deat.report.row_statistics import (
     format_attack_name,
     format_deviation,
     format_interval,
@@ -13,6 +12,7 @@ from deat.report.stats import (
     list_attacks,
     summarize_accuracy,
 )
+from deat.report.run_results import ReportRow, RunResults
 from deat.runs.schema import EVALUATION_FILES
 from deat.threat import format_threat
 from deat.utils.text import escape_markdown, format_eps, format_markdown_table, format_percent
@@ -30,10 +30,10 @@ METRICS_NOTE = (
 )
 EVALUATIONS_TITLE = "Every evaluation"
 EVALUATIONS_NOTE = (
-    "These runs were evaluated more than once. The results above are those of the strongest evaluation: first with an "
-    "attack of more than one step, then with the most images, then with the strongest attack. Evaluations of the same "
-    "weights, images and radius are combined with it: an image counts as correct in the worst case only if it is correct "
-    "in all of them."
+    "These runs were evaluated more than once. The results above are those of the strongest evaluation on a run's own data "
+    "and radius: first with an attack of more than one step, then with the most images, then with the strongest attack. "
+    "Evaluations of the same weights, images and radius are combined with it: an image counts as correct in the worst case "
+    "only if it is correct in all of them."
 )
 EVALUATIONS_HEADER = ("row", "seed", "file", "epoch", "images", "radius", "accuracy", "in this report")
 

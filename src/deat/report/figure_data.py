@@ -7,15 +7,15 @@ from itertools import pairwise
 from typing import Any
 
 from deat.report.problems import collect_flags
-from deat.report.run_results import ReportRow, RunResults
-from deat.report.significance import select_rankable_rows
-from deat.report.stats import (
+from deat.report.row_statistics import (
     find_low_outliers,
     find_pareto_front,
     format_attack_name,
     summarize_accuracy,
     summarize_cost,
 )
+from deat.report.run_results import ReportRow, RunResults
+from deat.report.significance import select_rankable_rows
 from deat.tasks import build_task
 from deat.training.epoch_records import EpochStats, TrainingImages, get_training_images
 from deat.utils.text import format_eps

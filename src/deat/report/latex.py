@@ -7,9 +7,7 @@ from typing import NamedTuple
 from deat.report.escape import escape_latex
 from deat.report.problems import FLAGGED_MARK, collect_flags, exclude_flagged_rows
 from deat.report.report_data import OTHER_SETUP_MARK, describe_common_setup
-from deat.report.run_results import ReportRow
-from deat.report.significance import SIGNIFICANCE_LEVEL, PairedComparison, find_ties, select_rankable_rows
-from deat.report.stats import (
+from deat.report.row_statistics import (
     AccuracyCell,
     format_attack_name,
     format_deviation,
@@ -20,6 +18,8 @@ from deat.report.stats import (
     summarize_accuracy,
     summarize_cost,
 )
+from deat.report.run_results import ReportRow
+from deat.report.significance import SIGNIFICANCE_LEVEL, PairedComparison, find_ties, select_rankable_rows
 from deat.report.tables import (
     MARK_MEANINGS,
     MISPRINT_MARK,

@@ -37,7 +37,7 @@ _BALLS = {
 def render_model_card(
     folder: Path, *, title: str | None = None, repo: str | None = None, license: str | None = None, epoch: str = "best"
 ) -> str:
-    """Write the model card of a run: results with intervals and flags, threat model, training, use and limits.
+    """Render the model card of a run: results with intervals and flags, threat model, training, use and limits.
 
     Args:
         folder: The run's folder, with run.json.

@@ -33,10 +33,7 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData, describe_common_setup
-from deat.report.run_results import ReportRow, RunResults
-from deat.report.setting_names import SETTINGS_IN_EPS, format_setting_value, group_settings, name_setting
-from deat.report.significance import SIGNIFICANCE_LEVEL, describe_ties, select_rankable_rows
-from deat.report.stats import (
+from deat.report.row_statistics import (
     AccuracyCell,
     find_pareto_front,
     format_attack_name,
@@ -50,6 +47,9 @@ from deat.report.stats import (
     summarize_accuracy,
     summarize_cost,
 )
+from deat.report.run_results import ReportRow, RunResults
+from deat.report.setting_names import SETTINGS_IN_EPS, format_setting_value, group_settings, name_setting
+from deat.report.significance import SIGNIFICANCE_LEVEL, describe_ties, select_rankable_rows
 from deat.report.tables import (
     CLAIM_COLUMNS,
     ResultsTable,
@@ -66,7 +66,7 @@ from deat.report.tables import (
     list_scored_runs,
     read_task,
 )
-from deat.report.unevaluated_runs import (
+from deat.report.validation_results import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_NOTE,
     HELD_OUT_TITLE,
@@ -655,11 +655,11 @@ def _row_data(results: ResultsTable, row: ReportRow) -> dict[str, Any]:
     return {
         "name": make_printable(row.name),
         "accuracy": {attack: _accuracy_data(cell) for attack, cell in cells.items() if cell},
-        "said": {"backprops": f"{cost.backprops:,.0f}", "minutes": format_minutes(cost)} if cost else {},
+        "text": {"backprops": f"{cost.backprops:,.0f}", "minutes": format_minutes(cost)} if cost else {},
         "seeds": [_seed_data(results, row, run) for run in row.finished_runs] if len(row.finished_runs) > 1 else [],
         "backprops": cost.backprops if cost else None,
         "minutes": cost.minutes if cost else None,
-        "crowded": row.ran_concurrently,
+        "ran_concurrently": row.ran_concurrently,
         "flags": sorted({make_printable(flag.name) for _, flag in collect_flags(row)}),
     }
 
@@ -670,9 +670,9 @@ def _accuracy_data(cell: AccuracyCell) -> dict[str, Any]:
         "mean": cell.mean,
         "low": cell.low,
         "high": cell.high,
-        "said": f"{format_mean(cell)}{format_deviation(cell)}{' %' if cell.is_percent else ''}",
+        "text": f"{format_mean(cell)}{format_deviation(cell)}{' %' if cell.is_percent else ''}",
         "interval": f"{format_interval(cell)}{' %' if cell.is_percent else ''}",
-        "behind": cell.sample_note,
+        "sample_note": cell.sample_note,
     }
 
 
@@ -682,7 +682,7 @@ def _seed_data(results: ResultsTable, row: ReportRow, run: RunResults) -> dict[s
     return {
         "seed": run.seed,
         "accuracy": shares,
-        "said": {attack: format_value(share, row) for attack, share in shares.items()},
+        "text": {attack: format_value(share, row) for attack, share in shares.items()},
         "backprops": run.metrics["backprops"],
         "minutes": run.metrics["minutes"] or None,
     }

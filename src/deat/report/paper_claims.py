@@ -6,8 +6,8 @@ from typing import Any
 
 from deat.recipes.paper_numbers import PAPER_CLAIMS, PAPER_TABLES, PaperClaim
 from deat.report.report_data import OTHER_SETUP_MARK
+from deat.report.row_statistics import summarize_cost
 from deat.report.run_results import ReportRow
-from deat.report.stats import summarize_cost
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CheckedClaim:
             "claim": self.claim.text,
             "backprops": self.backprops,
             "seconds": self.seconds,
-            "crowded": self.ran_concurrently,
+            "ran_concurrently": self.ran_concurrently,
             "missing": self.missing,
             "differs": self.deviations,
             "paper": self.claim.percent,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deat.evaluation.sanity import Flag
+from deat.report.row_statistics import format_seeds, summarize_cost
 from deat.report.run_results import ReportRow, RunResults
-from deat.report.stats import format_seeds, summarize_cost
 from deat.training.epoch_records import EpochWatch
 from deat.training.overfit_watch import NOTE_ACTION, classify_collapse
 

@@ -21,8 +21,8 @@ from deat.report.grouping import (
     read_evaluation_info,
 )
 from deat.report.problems import add_status, list_unchecked_seeds
+from deat.report.row_statistics import describe_samples, describe_single_seeds
 from deat.report.run_results import BenchResults, ReportRow, RunResults, load_bench, load_run_results
-from deat.report.stats import describe_samples, describe_single_seeds
 from deat.runs.checkpoint_folder import read_checkpoint_folder
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from deat.report.stats import format_attack_name
+from deat.report.row_statistics import format_attack_name
 
 SETTINGS_IN_EPS = tuple(
     f"method.schedule.{name}" for name in ("alpha", "stretch", "ramp", "alpha_eps", "stretch_eps", "ramp_eps")
@@ -25,7 +25,7 @@ NAMES = {
     "method.schedule.alpha_eps": "step size alpha",
     "method.schedule.gamma": "growth factor gamma",
     "method.schedule.max_steps": "largest k",
-    "method.schedule.level": "level of the freeze rule",
+    "method.schedule.level": "threshold of the stop rule",
     "method.schedule.stretch": "least reach of k steps",
     "method.schedule.stretch_eps": "least reach of k steps",
     "method.schedule.ramp": "ramp of the step size",
@@ -34,7 +34,7 @@ NAMES = {
     "method.ascent.loss": "loss of the inner attack",
     "method.ascent.start": "start of the inner attack",
     "method.ascent.batch_norm": "batch norm during the inner attack",
-    "method.ascent.freeze": "freeze rule",
+    "method.ascent.freeze": "stop rule",
     "method.ascent.noisy": "random start without steps",
     "method.ascent.persistent": "perturbation carried between batches",
     "method.ascent.carries_unclipped": "carried perturbation unclipped",

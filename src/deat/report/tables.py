@@ -11,9 +11,7 @@ from deat.report.escape import escape_csv
 from deat.report.paper_claims import CheckedClaim, describe_claim_setups
 from deat.report.problems import FLAGGED_MARK, collect_remarks, describe_noted_jumps
 from deat.report.report_data import OTHER_SETUP_MARK, ReportData
-from deat.report.run_results import ReportRow, RunResults
-from deat.report.significance import TEST_DESCRIPTION, PairedComparison, choose_baseline, compare_rows
-from deat.report.stats import (
+from deat.report.row_statistics import (
     CONCURRENT_MARK,
     AccuracyCell,
     choose_ranking_attack,
@@ -28,7 +26,9 @@ from deat.report.stats import (
     summarize_accuracy,
     summarize_cost,
 )
-from deat.report.unevaluated_runs import collect_held_out_results, get_held_out_csv_fields
+from deat.report.run_results import ReportRow, RunResults
+from deat.report.significance import TEST_DESCRIPTION, PairedComparison, choose_baseline, compare_rows
+from deat.report.validation_results import collect_held_out_results, get_held_out_csv_fields
 from deat.runs.run_report import render_score_table
 from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.utils.text import escape_markdown, format_markdown_table

@@ -9,7 +9,7 @@ from deat.errors import CheckpointError
 from deat.models.recorded_normalization import NORMALIZATION_NAMES, split_normalization
 from deat.training.checkpoints import load_checkpoint
 from deat.training.epoch_records import EpochStats
-from deat.training.result_folder import UNNAMED_DATA, make_python_request
+from deat.training.run_record import UNNAMED_DATA, make_python_request
 
 UNNAMED_NETWORK = "unnamed network"
 """The name in records of a network that was passed in Python and whose class is not known."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from deat.checkpoint.encoding import matches_type
-from deat.data.sources import InterruptibleSource
+from deat.data.batch_source import InterruptibleSource
 from deat.errors import CheckpointError
 from deat.evaluation.quick_scores import compute_accuracies
 from deat.models.weights import find_weights_file

@@ -13,15 +13,15 @@ from typing import Any
 from torch import nn
 
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN
-from deat.data import Augment, DataLike, DataSplits, Source
+from deat.data import Augment, BatchSource, DataLike, DataSplits
 from deat.errors import CheckpointError, Interrupted, UsageError, unknown_name_error
 from deat.evaluation.evaluator import RADIUS_HINT
 from deat.integrations.loggers import Logger, RunLog, get_loggers
 from deat.methods import Method
 from deat.models.model_registry import Normalization
 from deat.models.weights import unwrap_model
-from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.fit_progress import FitProgress
+from deat.runs.folder_training import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.run_dir import LOGS_FOLDER, create_unique_folder
 from deat.tasks import Task
 from deat.threat import ThreatModel
@@ -57,13 +57,13 @@ NOT_SAVED_HINT = (
 
 def fit(
     model: nn.Module,
-    train: DataLike | Source | DataSplits,
+    train: DataLike | BatchSource | DataSplits,
     *,
     method: str | Method = "m+deat",
     threat: str | ThreatModel | None = None,
     task: str | Task | None = None,
     epochs: int = 30,
-    val: DataLike | Source | float | None = None,
+    val: DataLike | BatchSource | float | None = None,
     n_train: int | None = None,
     optimizer: str | OptimizerFactory | None = None,
     normalize: Normalization | str | None = None,
@@ -246,7 +246,7 @@ def _train_with_checkpoints(
     )
     training = FolderTraining(lambda: trainer, options)
     with training.session():
-        if training.resumed and trainer.is_finished:
+        if training.resumed and trainer.was_loaded_finished:
             notify(f"finished already in {str(path)!r}: nothing is trained")
         elif training.resumed:
             notify(f"resuming in {str(path)!r} at {describe_resume_position(trainer)}")
@@ -286,7 +286,7 @@ def _make_config(config_fields: dict[str, Any]) -> TrainConfig:
     return TrainConfig(**config_fields)
 
 
-def _check_batch_size(batch_size: int | None, train: Source) -> None:
+def _check_batch_size(batch_size: int | None, train: BatchSource) -> None:
     """Refuse a batch size if the data comes in batches of another size."""
     if batch_size is not None and batch_size != train.batch_size:
         raise UsageError(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deat.data import Source
-from deat.data.sources import InterruptibleSource
+from deat.data import BatchSource
+from deat.data.batch_source import InterruptibleSource
 from deat.evaluation.attacks import parse_attack
 from deat.evaluation.quick_scores import compute_accuracies
 from deat.models import add_normalization
@@ -86,14 +86,14 @@ def score_initial_weights(run: Run, trainer: Trainer, max_test_images: int) -> I
     return InitialScores(natural, robust, source.num_examples, part, warning)
 
 
-def _score(run: Run, trainer: Trainer, model: nn.Module, source: Source, attacks: list[str]) -> list[float]:
+def _score(run: Run, trainer: Trainer, model: nn.Module, source: BatchSource, attacks: list[str]) -> list[float]:
     prepare, seed = trainer.engine.to_memory_format, run.config.seed
     return list(
         compute_accuracies(model, source, attacks, run.threat, seed, prepare, trainer.distributed, run.task).values()
     )
 
 
-def _find_causes(run: Run, trainer: Trainer, source: Source, chance: float) -> Iterator[str]:
+def _find_causes(run: Run, trainer: Trainer, source: BatchSource, chance: float) -> Iterator[str]:
     """What raises natural accuracy above chance, tried on the same images."""
     for change, flag, model in _change_normalization(run, unwrap_model(trainer.model)):
         model = LogitsModel(model) if isinstance(trainer.model, LogitsModel) else model
@@ -120,7 +120,7 @@ def _change_normalization(run: Run, model: nn.Module) -> Iterator[tuple[str, str
         yield "With the data's normalisation in front", "add --normalize data", normalized
 
 
-def _reordered_accuracy(model: nn.Module, source: Source) -> float:
+def _reordered_accuracy(model: nn.Module, source: BatchSource) -> float:
     """Accuracy if each answer meant the class that it is most often given to, counted on one half of the images and
     measured on the other."""
     answers, labels = _predict(model, source)
@@ -130,7 +130,7 @@ def _reordered_accuracy(model: nn.Module, source: Source) -> float:
     return float((counts.argmax(1)[answers[~first]] == labels[~first]).double().mean())
 
 
-def _predict(model: nn.Module, source: Source) -> tuple[Tensor, Tensor]:
+def _predict(model: nn.Module, source: BatchSource) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), eval_mode(model):
         pairs = [(model(x).argmax(1), y) for x, y in source.epoch(0)]
     answers, labels = zip(*pairs, strict=True)

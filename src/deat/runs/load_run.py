@@ -29,8 +29,8 @@ from deat.threat import format_threat
 from deat.training.config import resolve_device
 from deat.training.initial_weights import hash_weights, read_channel_stats
 from deat.training.messages import format_code_flag
-from deat.training.result_folder import BEST_WEIGHTS_KEY, request_threat
 from deat.training.resume_checks import different_config_error
+from deat.training.run_record import BEST_WEIGHTS_KEY, request_threat
 from deat.utils.anonymize_paths import anonymize_paths, restore_user_paths
 from deat.utils.safetensors_files import read_weights_hash
 from deat.utils.user_code import is_file_spec

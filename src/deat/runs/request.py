@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from deat.data import Augment, DataSplits, Source, load_data
+from deat.data import Augment, BatchSource, DataSplits, load_data
 from deat.data.channel_stats import ChannelStats
 from deat.data.datasets import name_path_kind, split_data_root
 from deat.data.image_label_checks import check_dataset_size
@@ -210,7 +210,7 @@ class Run:
             raise UsageError(f"watch {action!r} needs images that are held out; leave --held-out and --val-attack be.")
         return OverfitWatch(trainer.val, self.threat, action, seed=self.config.seed, **options)
 
-    def test_images(self, max_images: int) -> Source | None:
+    def test_images(self, max_images: int) -> BatchSource | None:
         """The first images of the test set, at most `max_images`; None without test images."""
         test = self.splits.test
         if test is None or max_images == 0:

@@ -33,7 +33,7 @@ from deat.training.checkpoints import load_checkpoint_weights
 from deat.training.config import TrainConfig, resolve_device
 from deat.training.epoch_records import EpochStats, read_history
 from deat.training.history_display import history_to_pandas, render_history
-from deat.training.result_folder import UNNAMED_DATA
+from deat.training.run_record import UNNAMED_DATA
 from deat.utils.user_paths import expand_path
 
 EPOCHS: tuple[EpochChoice, ...] = ("best", "last", "averaged")

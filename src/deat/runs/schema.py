@@ -19,12 +19,12 @@ from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.threat import Linf, ThreatModel, build_threat
 from deat.training.config import TrainConfig, from_recorded_names
 from deat.training.initial_weights import hash_weights
-from deat.training.result_folder import HISTORY_FILE as HISTORY_FILE
-from deat.training.result_folder import RUN_FILE as RUN_FILE
-from deat.training.result_folder import SUMMARY_FILE as SUMMARY_FILE
-from deat.training.result_folder import WEIGHTS_FILE as WEIGHTS_FILE
-from deat.training.result_folder import describe_training, write_run_json
 from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
+from deat.training.run_record import HISTORY_FILE as HISTORY_FILE
+from deat.training.run_record import RUN_FILE as RUN_FILE
+from deat.training.run_record import SUMMARY_FILE as SUMMARY_FILE
+from deat.training.run_record import WEIGHTS_FILE as WEIGHTS_FILE
+from deat.training.run_record import describe_training, write_run_json
 from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.json_checksum import is_unchanged

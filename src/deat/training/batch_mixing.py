@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deat.data.sources import Source
+from deat.data.batch_source import BatchSource
 from deat.errors import UsageError
 from deat.tasks import Task
 from deat.training.config import TrainConfig
@@ -43,7 +43,7 @@ class BatchMixing:
 
     @classmethod
     def of(
-        cls, config: TrainConfig, task: Task, train: Source, box: tuple[float, float] | None
+        cls, config: TrainConfig, task: Task, train: BatchSource, box: tuple[float, float] | None
     ) -> "BatchMixing | None":
         """Make the mixing of a configuration; None where it has none.
 

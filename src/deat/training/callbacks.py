@@ -40,7 +40,7 @@ class Callback:
         """Handle the end of a batch.
 
         Args:
-            trainer: The trainer; `trainer.step` batches of epoch `trainer.epoch` are done.
+            trainer: The trainer; `trainer.batches_done` batches of epoch `trainer.epoch` are done.
             buffers: The batch on the device: `x`, `delta`, `y`, `loss`. The next batch overwrites them, and reading one
                 (`float(buffers.loss)`) makes a GPU wait, so read few of them.
         """
@@ -79,6 +79,52 @@ class Callback:
         """
 
 
+class LambdaCallback:
+    """A callback of plain functions, one for each event that you name.
+
+    Args:
+        on_train_begin: Called as `on_train_begin(trainer)`.
+        on_batch: Called as `on_batch(trainer, buffers)`.
+        on_validation: Called as `on_validation(trainer, scores)`.
+        on_epoch: Called as `on_epoch(trainer, stats, timing)`.
+        on_checkpoint: Called as `on_checkpoint(trainer, path)`.
+        on_train_end: Called as `on_train_end(trainer, result)`.
+
+    Raises:
+        UsageError: What is given is no function.
+
+    Example:
+        >>> losses = []
+        >>> keep = deat.LambdaCallback(on_batch=lambda trainer, buffers: losses.append(buffers.loss.clone()))
+        >>> deat.fit(model, data, callbacks=[keep])
+    """
+
+    def __init__(
+        self,
+        *,
+        on_train_begin: "Callable[[Trainer], None] | None" = None,
+        on_batch: "Callable[[Trainer, Buffers], None] | None" = None,
+        on_validation: "Callable[[Trainer, ValScores], None] | None" = None,
+        on_epoch: "Callable[[Trainer, EpochStats, EpochTiming], None] | None" = None,
+        on_checkpoint: "Callable[[Trainer, Path], None] | None" = None,
+        on_train_end: "Callable[[Trainer, TrainResult | None], None] | None" = None,
+    ) -> None:
+        functions = {
+            "on_train_begin": on_train_begin,
+            "on_batch": on_batch,
+            "on_validation": on_validation,
+            "on_epoch": on_epoch,
+            "on_checkpoint": on_checkpoint,
+            "on_train_end": on_train_end,
+        }
+        for name, function in functions.items():
+            if function is None:
+                continue
+            if not callable(function):
+                raise UsageError(f"{name}={function!r} is no function: give one with the arguments of Callback.{name}.")
+            setattr(self, name, function)
+
+
 class EpochCallback(Protocol):
     """An object that is called after each epoch."""
 
@@ -102,7 +148,7 @@ class Checkpointer(Protocol):
 
 
 EpochFunction = Callable[["Trainer", EpochStats, EpochTiming], None]
-CallbackLike = Callback | EpochCallback | EpochFunction
+CallbackLike = Callback | LambdaCallback | EpochCallback | EpochFunction
 """What `callbacks` takes: an object with methods of `Callback`, or a function that is called after each epoch."""
 
 EVENTS = {name: method for name, method in vars(Callback).items() if name.startswith("on_")}
@@ -139,6 +185,8 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 
 def _check_callback(callback: Any) -> Any:
     handlers = {name: getattr(callback, name) for name in EVENTS if callable(getattr(callback, name, None))}
+    if isinstance(callback, LambdaCallback) and not handlers:
+        raise UsageError(f"a LambdaCallback has no function: name one of {', '.join(EVENTS)}.")
     if isinstance(callback, type) or not (handlers or callable(callback)):
         kind = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
         raise UsageError(f"a callback is {kind}, which has no on_epoch to call; {EXPECTED}.")

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from deat.core.buffers import Budget
-from deat.data import Source
+from deat.data import BatchSource
 from deat.evaluation.attack_registry import estimate_passes
+from deat.evaluation.attack_verifier import AttackLike
 from deat.evaluation.attacks import Attack, logits_under_attack, parse_attack
-from deat.evaluation.verified_attack import AttackLike
 from deat.methods import Method
 from deat.schedules import Schedule
 from deat.tasks import Classification
@@ -159,7 +159,7 @@ def backprop_bounds(method: Method, schedule: Schedule, epochs: int) -> tuple[in
 
 
 def measure_attack_speed(
-    trainer: Trainer, source: Source, *, attack: Attack | None = None, uses_autocast: bool = False
+    trainer: Trainer, source: BatchSource, *, attack: Attack | None = None, uses_autocast: bool = False
 ) -> AttackSpeed:
     """Measure how fast the network of a trainer is attacked, on a batch of a source and on half of it.
 
@@ -178,7 +178,7 @@ def measure_attack_speed(
     # An attack that fools no image moves all of them in every step.
     ball = trainer.threat.balls[0]
     harmless = replace(ball, eps=ball.eps * HARMLESS_SHARE_OF_EPS)
-    stepping = replace(attack or parse_attack("pgd-20"), steps=MEASURED_ATTACK_STEPS, restarts=1)
+    stepping = replace(attack or parse_attack("pgd-20"), name="measured", steps=MEASURED_ATTACK_STEPS, restarts=1)
     if isinstance(trainer.task, Classification):
         with torch.no_grad(), eval_mode(model):
             y = as_class_logits(model(x)).argmax(1)
@@ -188,10 +188,10 @@ def measure_attack_speed(
         few, labels, device = x[:num_images], y[:num_images], x.device
         forward, attacked = (
             _measure_call(
-                lambda: logits_under_attack(model, few, labels, kind, harmless, task=trainer.task),  # noqa: B023
+                lambda: logits_under_attack(model, few, labels, timed_attack, harmless, task=trainer.task),  # noqa: B023
                 device,
             )
-            for kind in (parse_attack("natural"), stepping)
+            for timed_attack in (parse_attack("natural"), stepping)
         )
         return forward, len(trainer.threat.balls) * max(0.0, attacked - forward) / MEASURED_ATTACK_STEPS
 
@@ -254,10 +254,10 @@ def _measure_batches(trainer: Trainer, budget: Budget) -> float:
     seconds = _time_batches(trainer, budget, 1)
     if seconds < LONG_BATCH_SECONDS:
         seconds = _time_batches(trainer, budget, 1)
-        wanted = trainer.distributed.broadcast(round(MEASURE_SECONDS / max(seconds, 1e-6)))
+        wanted = trainer.distributed.broadcast_json(round(MEASURE_SECONDS / max(seconds, 1e-6)))
         if wanted > 1:
             seconds = _time_batches(trainer, budget, min(wanted, len(trainer.train)))
-    return float(trainer.distributed.broadcast(seconds))
+    return float(trainer.distributed.broadcast_json(seconds))
 
 
 def _time_batches(trainer: Trainer, budget: Budget, num_batches: int) -> float:
@@ -277,7 +277,7 @@ def _measure_validation(trainer: Trainer) -> float:
         speed = measure_attack_speed(trainer, source, attack=trainer.validator.attack, uses_autocast=True)
         attacks = [parse_attack("natural"), trainer.validator.attack]
         seconds += speed.estimate_seconds(attacks, source.num_examples)
-    return float(trainer.distributed.broadcast(seconds))
+    return float(trainer.distributed.broadcast_json(seconds))
 
 
 def _measure_saving(trainer: Trainer, folder: Path) -> float:
@@ -288,7 +288,7 @@ def _measure_saving(trainer: Trainer, folder: Path) -> float:
     try:
         started = perf_counter()
         Checkpoints(path).on_train_begin(trainer)
-        return float(trainer.distributed.broadcast(perf_counter() - started))
+        return float(trainer.distributed.broadcast_json(perf_counter() - started))
     finally:
         trainer.distributed.run_on_main(lambda: shutil.rmtree(path, ignore_errors=True))
 

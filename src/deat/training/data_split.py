@@ -6,11 +6,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from deat.data import DataLike, ImageSet, LazyImages, Source, as_source
+from deat.data import BatchSource, DataLike, ImageSet, LazyImages, as_source
+from deat.data.batch_source import as_image_set, check_no_augment, check_not_data_name
 from deat.data.dataloader_source import DatasetPart, data_type_name
 from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, get_labels
 from deat.data.image_set import split_indices
-from deat.data.sources import as_image_set, check_no_augment, check_not_data_name
 from deat.data.train_subset import select_train_indices, take_train_images
 from deat.errors import DataError, UsageError
 from deat.tasks import Task
@@ -108,7 +108,9 @@ def _cannot_split_error(data: Any) -> DataError:
     )
 
 
-def open_val_source(val: DataLike | Source | None, train: Source, config: TrainConfig, **options: Any) -> Source | None:
+def open_val_source(
+    val: DataLike | BatchSource | None, train: BatchSource, config: TrainConfig, **options: Any
+) -> BatchSource | None:
     """Open the validation data as a source.
 
     Args:
@@ -145,11 +147,11 @@ def open_val_source(val: DataLike | Source | None, train: Source, config: TrainC
     return source
 
 
-def open_source(data: DataLike | Source, config: TrainConfig, **options: Any) -> Source:
+def open_source(data: DataLike | BatchSource, config: TrainConfig, **options: Any) -> BatchSource:
     """Open data as a source of batches.
 
     Args:
-        data: Any data that `deat.fit` accepts; a Source is returned as it is.
+        data: Any data that `deat.fit` accepts; a BatchSource is returned as it is.
         config: The settings of training.
         **options: Further options of `as_source`, such as shuffle.
 

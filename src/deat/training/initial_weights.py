@@ -6,9 +6,9 @@ from pathlib import Path
 from torch import nn
 
 from deat.data.channel_stats import ChannelStats
-from deat.evaluation.resume_log import fingerprint
 from deat.models import Normalize, get_input_std, load_weights
 from deat.models.weights import read_weights
+from deat.utils.fingerprints import fingerprint
 from deat.utils.safetensors_files import check_finite_tensors
 
 

@@ -77,7 +77,9 @@ def collect_start_notes(trainer: "Trainer") -> list[str]:
 
 def describe_missing_growth(trainer: "Trainer") -> str | None:
     """Say once, while it can still be changed, that k has not grown; see `explain_missing_growth`."""
-    return explain_missing_growth(trainer.schedule, trainer.state, _epoch_records(trainer), trainer.config.epochs)
+    return explain_missing_growth(
+        trainer.schedule, trainer.schedule_state, _epoch_records(trainer), trainer.config.epochs
+    )
 
 
 def explain_missing_growth(
@@ -119,14 +121,14 @@ def collect_result_notes(trainer: "Trainer") -> list[str]:
         _chance_level_note(trainer),
         _forgetting_note(trainer),
         _missing_verdicts_note(trainer),
-        trainer.schedule.explain_no_growth(trainer.state, _epoch_records(trainer)),
+        trainer.schedule.explain_no_growth(trainer.schedule_state, _epoch_records(trainer)),
     )
     return [note for note in notes if note]
 
 
 def collect_partial_notes(trainer: "Trainer") -> list[str]:
     """Collect remarks on an interrupted training, of which at least one epoch is finished."""
-    moment = "that moment" if trainer.step else "the last finished epoch"
+    moment = "that moment" if trainer.batches_done else "the last finished epoch"
     partial = (
         f"interrupted{describe_stop_position(trainer)}: a partial result. Its model has the weights of {moment}, and "
         f"load_best() loads those of epoch {trainer.best.snapshot.epoch + 1}. With checkpoints='some/folder' the same call "
@@ -280,15 +282,15 @@ def format_code_flag(name: str, spec: str) -> str:
 
 def describe_stop_position(trainer: "Trainer") -> str:
     """Describe where training was interrupted; empty after the last epoch."""
-    batch = f", after batch {trainer.step}" if trainer.step else ""
+    batch = f", after batch {trainer.batches_done}" if trainer.batches_done else ""
     epochs = trainer.config.epochs
     return f" in epoch {trainer.epoch + 1} of {epochs}{batch}" if trainer.epoch < epochs else ""
 
 
 def describe_resume_position(trainer: "Trainer") -> str:
     """Describe where a training resumes."""
-    part = f"batch {trainer.step + 1}" if trainer.step < len(trainer.train) else "its validation"
-    return f"epoch {trainer.epoch + 1}" + (f", {part}" if trainer.step else "")
+    part = f"batch {trainer.batches_done + 1}" if trainer.batches_done < len(trainer.train) else "its validation"
+    return f"epoch {trainer.epoch + 1}" + (f", {part}" if trainer.batches_done else "")
 
 
 def _launcher_prefix(distributed: Distributed) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.data import ImageSet, LazyImages, Source
+from deat.data import BatchSource, ImageSet, LazyImages
+from deat.data.batch_source import stopping_workers
 from deat.data.dataloader_source import LoaderSource
 from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
-from deat.data.sources import stopping_workers
 from deat.errors import DataError, UsageError
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.models.logits_wrapper import take_logits
@@ -19,7 +19,7 @@ from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import describe_error
 
 
-def find_unused_parameters(model: nn.Module, source: Source) -> list[str]:
+def find_unused_parameters(model: nn.Module, source: BatchSource) -> list[str]:
     """Find the parameters that require a gradient but do not change the model's output.
 
     Args:
@@ -37,7 +37,7 @@ def find_unused_parameters(model: nn.Module, source: Source) -> list[str]:
 
 
 def check_trainable(
-    model: nn.Module, source: Source, num_processes: int, original_data: object, task: Task = CLASSIFICATION
+    model: nn.Module, source: BatchSource, num_processes: int, original_data: object, task: Task = CLASSIFICATION
 ) -> Any:
     """Check that a model can be trained on a source.
 
@@ -72,7 +72,7 @@ def check_trainable(
     return output
 
 
-def label_shape(source: Source) -> tuple[int, ...]:
+def label_shape(source: BatchSource) -> tuple[int, ...]:
     """Return the shape of one example's label: () for a class number."""
     if isinstance(source, LoaderSource):
         return source.label_shape
@@ -82,7 +82,7 @@ def label_shape(source: Source) -> tuple[int, ...]:
     return tuple(labels.shape[1:])
 
 
-def _check_preconditions(model: nn.Module, source: Source, task: Task) -> None:
+def _check_preconditions(model: nn.Module, source: BatchSource, task: Task) -> None:
     """Check what does not depend on the model's output."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
@@ -94,7 +94,7 @@ def _check_preconditions(model: nn.Module, source: Source, task: Task) -> None:
         raise DataError("the data has a single class; training needs at least two.")
 
 
-def _check_single_image_batches(failing_norms: list[str], source: Source, num_processes: int) -> None:
+def _check_single_image_batches(failing_norms: list[str], source: BatchSource, num_processes: int) -> None:
     """Raise if batch norms would fail on a batch of one image."""
     if failing_norms:
         batch = "a process with a batch" if num_processes > 1 else "a batch"
@@ -104,13 +104,13 @@ def _check_single_image_batches(failing_norms: list[str], source: Source, num_pr
         )
 
 
-def _has_single_image_batch(source: Source, num_processes: int) -> bool:
+def _has_single_image_batch(source: BatchSource, num_processes: int) -> bool:
     """Return whether some process gets a batch of one image or none."""
     lengths = {source.batch_size, source.num_examples % source.batch_size} - {0}
     return any(length // num_processes <= 1 for length in lengths)
 
 
-def _run_two_images(model: nn.Module, source: Source, check_single_image: bool) -> tuple[Any, list[str]]:
+def _run_two_images(model: nn.Module, source: BatchSource, check_single_image: bool) -> tuple[Any, list[str]]:
     """Return the model's output for two images, and the types of batch norm that would fail on a single image."""
     failing_norms: list[str] = []
 
@@ -171,7 +171,7 @@ def _check_finite_weights(model: nn.Module) -> None:
         )
 
 
-def _classes_hint(logits: object, source: Source, original_data: object, task: Task) -> str:
+def _classes_hint(logits: object, source: BatchSource, original_data: object, task: Task) -> str:
     """Return a hint that names the classes, or else the labels that are too large and what to do about them."""
     classes = source.num_classes
     named = tuple(getattr(getattr(source, "images", None), "classes", ()))
@@ -184,7 +184,7 @@ def _classes_hint(logits: object, source: Source, original_data: object, task: T
     )
 
 
-def _make_two_images(model: nn.Module, source: Source) -> Tensor:
+def _make_two_images(model: nn.Module, source: BatchSource) -> Tensor:
     """Draw two images of noise without touching the global random state."""
     dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
     noise = torch.rand(2, *source.shape, generator=torch.Generator().manual_seed(0))

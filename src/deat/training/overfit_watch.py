@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from deat.checkpoint.encoding import check_list_of
-from deat.data import DataLike, ImageSet, InMemorySource, Source
+from deat.data import BatchSource, DataLike, ImageSet, InMemorySource
 from deat.errors import unknown_name_error
 from deat.evaluation.attacks import parse_attack
 from deat.evaluation.block_evaluation import sample_images
@@ -175,7 +175,7 @@ class OverfitWatch:
 
     def __init__(
         self,
-        images: DataLike | Source,
+        images: DataLike | BatchSource,
         threat: str | ThreatModel,
         action: WatchAction = "warn",
         *,
@@ -194,8 +194,8 @@ class OverfitWatch:
         check_number("shrink", shrink, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
         check_int("rollbacks", rollbacks, 0)
         self.threat = parse_threat(threat)
-        kind = None if task is None else get_task(task)
-        self.images = open_source(images, TrainConfig(device="cpu"), shuffle=False, task=kind, box=self.threat.box)
+        task = None if task is None else get_task(task)
+        self.images = open_source(images, TrainConfig(device="cpu"), shuffle=False, task=task, box=self.threat.box)
         self.action, self.seed = action, seed
         self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump, gap), shrink, rollbacks
         self.log_path, self.notify = log_path, notify or show_as_warning
@@ -286,7 +286,7 @@ class OverfitWatch:
             trainer.stop()
             return f"Stopped at the weights of epoch {trainer.epoch}."
         trainer.scale_step_size(self.shrink)
-        alpha = trainer.schedule.budget(trainer.state, trainer.epoch).step_size
+        alpha = trainer.schedule.budget(trainer.schedule_state, trainer.epoch).step_size
         return f"Back to epoch {trainer.epoch}, continuing with alpha {format_eps(alpha)}."
 
     def _record_event(self, event: EpochWatch) -> None:
@@ -339,7 +339,7 @@ def _chance(source: InMemorySource) -> float:
     return max(Counter(classes).values()) / len(classes) if classes else 0.0
 
 
-def _make_image_slice(source: Source, device: torch.device, task: Task) -> InMemorySource:
+def _make_image_slice(source: BatchSource, device: torch.device, task: Task) -> InMemorySource:
     """Read at most MAX_SCORED_IMAGES images, evenly spaced over a source."""
     x, y = sample_images(source, source.num_examples, MAX_SCORED_IMAGES, device)
     classes = tuple(str(c) for c in range(source.num_classes))

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from deat.checkpoint.encoding import matches_type
-from deat.data import Augment, InMemorySource, Source, StreamingSource
+from deat.data import Augment, BatchSource, InMemorySource, StreamingSource
 from deat.errors import CheckpointError, UsageError
 from deat.evaluation.results import unpack_bits
 from deat.models.weights import get_state_dict
 from deat.training.best_epoch import ScoredEpoch, Snapshot
 from deat.training.config import CURRENT_NAMES
 from deat.training.epoch_records import EpochStats
-from deat.training.result_folder import describe_task, describe_train_part
+from deat.training.run_record import describe_task, describe_train_part
 from deat.training.trainer import Trainer
 from deat.utils.torch_utils import cpu_model
 from deat.version import get_versions
@@ -232,7 +232,7 @@ def _content_hashes(trainer: Trainer) -> dict[str, str]:
     return {name: value for name, value in hashes.items() if isinstance(value, str)}
 
 
-def _augment_entry(source: Source) -> dict[str, str]:
+def _augment_entry(source: BatchSource) -> dict[str, str]:
     """Return the augmentation of our own sources; that of a user's loader is unknown."""
     if not isinstance(source, InMemorySource | StreamingSource):
         return {}

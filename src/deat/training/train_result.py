@@ -13,7 +13,7 @@ from deat.models.weights import get_state_dict, unwrap_model
 from deat.training.best_epoch import BestChoice, Snapshot
 from deat.training.epoch_records import EpochStats
 from deat.training.history_display import history_to_pandas, render_history
-from deat.training.result_folder import write_result_folder
+from deat.training.run_record import write_result_folder
 from deat.utils.user_paths import expand_path
 
 
@@ -55,11 +55,12 @@ class TrainResult:
     def __repr__(self) -> str:
         scores = {"natural": self.best.natural, "robust": self.best.robust}
         validation = "".join(f", {name} {score:.1%}" for name, score in scores.items() if score is not None)
+        return f"TrainResult({self._describe_training()}, best.epoch {self.best.epoch}{validation})"
+
+    def _describe_training(self) -> str:
         partial = f"partial: {len(self.history)} of {self.record['settings']['epochs']}" if self.is_partial else ""
-        return (
-            f"TrainResult({type(self.model).__name__}, {partial or len(self.history)} epochs, {self.seconds:.1f} s of "
-            f"training, best.epoch {self.best.epoch}{validation})"
-        )
+        name = type(self.model).__name__
+        return f"{name}, {partial or len(self.history)} epochs, {self.seconds:.1f} s of training"
 
     @property
     def is_partial(self) -> bool:
@@ -78,7 +79,8 @@ class TrainResult:
         return history_to_pandas(self.history)
 
     def _repr_html_(self) -> str:
-        return render_history(repr(self), [self.choice.reason, *self.notes], self.history)
+        title = f"{self.record['method']['name']}: {self._describe_training()}"
+        return render_history(title, [self.choice.reason, *self.notes], self.history)
 
     def load_best(self) -> nn.Module:
         """Load the best epoch's weights into `model` and return it, in eval mode.

@@ -15,9 +15,8 @@ from deat.core.game import Game
 from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
 from deat.data.batch_order import num_images_in_batch
-from deat.data.sources import SeekableSource, Source, find_batch_indices, stopping_workers
+from deat.data.batch_source import BatchSource, SeekableSource, find_batch_indices, stopping_workers
 from deat.engine.cpu_memory import reused_memory
-from deat.engine.cuda_graphs import device_context
 from deat.engine.layer_work import count_multiply_adds
 from deat.engine.precision import has_native_cpu_bf16
 from deat.errors import Interrupted, NumericalError
@@ -31,11 +30,11 @@ from deat.threat import ThreatModel, parse_threat
 from deat.training.batch_mixing import BatchMixing
 from deat.training.best_epoch import CHOICE_KEY, BestEpoch, ScoredEpoch, Snapshot
 from deat.training.callbacks import CallbackLike, Checkpointer, check_callbacks
-from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
 from deat.training.epoch_records import EpochStats, EpochTiming, separate_training_accuracy
+from deat.training.learner_task import make_learner_task
 from deat.training.messages import (
     collect_partial_notes,
     collect_result_notes,
@@ -56,14 +55,14 @@ from deat.training.optimizers import (
     make_optimizer,
     make_optimizer_factory,
 )
-from deat.training.result_folder import describe_training
+from deat.training.run_record import describe_training
 from deat.training.train_result import TrainResult
 from deat.training.validation import Validator, ValScores
 from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
-from deat.utils.torch_utils import without_autocast
+from deat.utils.torch_utils import device_context, without_autocast
 
 Batch = tuple[Tensor, Tensor]
 
@@ -110,12 +109,12 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        train: Source,
+        train: BatchSource,
         *,
         method: str | Method,
         threat: str | ThreatModel,
         config: TrainConfig,
-        val: Source | None = None,
+        val: BatchSource | None = None,
         optimizer: OptimizerFactory | None = None,
         callbacks: Sequence[CallbackLike] = (),
         distributed: Distributed = SINGLE_PROCESS,
@@ -170,11 +169,11 @@ class Trainer:
         self.checkpointer: Checkpointer | None = None
         self.validator = Validator.of(val, config, threat, self.engine, self.interruption, self.task)
         self.schedule = method.bind(threat, config.epochs)
-        self.state = self.schedule.init()
-        self.budget = self.schedule.budget(self.state, 0)
-        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.schedule_state = self.schedule.init()
+        self.budget = self.schedule.budget(self.schedule_state, 0)
+        self.epoch, self.batches_done, self.seconds = 0, 0, 0.0
         self._epoch_started = self._last_epoch_ended = perf_counter()
-        self.active, self._stopping, self.is_finished = 0, False, False
+        self.num_image_steps, self._stopping, self.was_loaded_finished = 0, False, False
         self.data_name: str | None = None
         self.n_train: int | None = None
         self.history: list[EpochStats] = []
@@ -190,7 +189,11 @@ class Trainer:
             Interrupted: Training was interrupted. Its state was saved first, if there is a checkpointer.
             NumericalError: The loss or the weights are not finite, or memory ran out.
         """
-        self._stopping, self.is_finished, self._last_epoch_ended = self.is_finished, False, perf_counter()
+        self._stopping, self.was_loaded_finished, self._last_epoch_ended = (
+            self.was_loaded_finished,
+            False,
+            perf_counter(),
+        )
         result = None
         try:
             self._train_in_session()
@@ -226,7 +229,7 @@ class Trainer:
         Args:
             is_partial: Whether training was interrupted.
         """
-        stopped_after = (self.epoch, self.step) if is_partial else None
+        stopped_after = (self.epoch, self.batches_done) if is_partial else None
         return TrainResult(
             self.model.eval(),
             self.history,
@@ -262,7 +265,7 @@ class Trainer:
         started = perf_counter()
         self.game.executor.take_warm_up_seconds()  # drops those of an interrupted epoch
         self.compile_policy.before_epoch(self)
-        self.budget = self.schedule.budget(self.state, self.epoch)
+        self.budget = self.schedule.budget(self.schedule_state, self.epoch)
         record = self.train_epoch(self.budget)
         train_ended = perf_counter()
         lipschitz_bound = self._check_weights()
@@ -271,9 +274,9 @@ class Trainer:
         timing = self._make_timing(record, started, train_ended)
         stats = self._make_stats(record, lipschitz_bound, scores, average_scores)
         stats = self._update_best(stats, scores, average_scores)
-        self.state = self.schedule.observe(self.state, record)
+        self.schedule_state = self.schedule.observe(self.schedule_state, record)
         self.history.append(stats)
-        self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
+        self.epoch, self.batches_done, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
         self.compile_policy.after_epoch(self, timing)
         self.call_callbacks("on_epoch", stats, timing)
         return stats
@@ -292,14 +295,14 @@ class Trainer:
         self.game.clear_gradients()
         if self.average:
             self.average.refresh()
-        if not self.step:
+        if not self.batches_done:
             self.game.meter.reset()
-        for step, (x, y) in remaining_batches(self.train, self.epoch, self.step, self.interruption):
+        for step, (x, y) in remaining_batches(self.train, self.epoch, self.batches_done, self.interruption):
             self.prepare_step(self.epoch, step)
             if self.mixing:
                 x, y = self.mixing.apply(x, y, self.epoch, step)
             self.method.play_batch(self.game, x, y, budget)
-            self.step = step + 1
+            self.batches_done = step + 1
             self.call_callbacks("on_batch", self.game.last_batch)
             self.compile_policy.after_batch(self)
         self.distributed.broadcast_model_buffers(self.model)
@@ -326,6 +329,9 @@ class Trainer:
         """Train on a CPU in the precision that a checkpoint was trained in, where the config leaves the choice to deat.
 
         What "auto" is may have changed between versions.
+
+        Args:
+            precision: The precision in the checkpoint.
         """
         is_choice = self.config.precision == "auto" and self.engine.device.type == "cpu"
         if is_choice and (precision == "fp32" or (precision == "bf16" and has_native_cpu_bf16())):
@@ -406,7 +412,7 @@ class Trainer:
         Returns:
             The error, to be raised.
         """
-        batch = max(1, self.step) if batch is None else batch
+        batch = max(1, self.batches_done) if batch is None else batch
         lr = self.lr_scheduler.lr_at(self.epoch * len(self.train) + batch - 1)
         seed = self.config.seed
         return make_numerical_error(message, epoch=self.epoch, batch=batch, budget=self.budget, lr=lr, seed=seed)
@@ -415,16 +421,16 @@ class Trainer:
         """Return all that is needed to resume between two batches. A collective call for several processes."""
         return {
             "epoch": self.epoch,
-            "step": self.step,
+            "step": self.batches_done,
             "stopping": self._stopping,
-            "schedule": dict(self.state),
+            "schedule": dict(self.schedule_state),
             "lengths": self._step_lengths,
-            **gather_process_state(self.game, self.step),
+            **gather_process_state(self.game, self.batches_done),
             "rng": self.random_streams.state_dict(),
             "model": get_state_dict(self.model),
             "optimizer": self.optimizer.state_dict(),
             "cost": vars(self.game.cost).copy(),
-            "active": self.active,
+            "active": self.num_image_steps,
             "seconds": self.seconds,
             "history": list(self.history),
             "best": self.best.snapshot_or_none,
@@ -444,14 +450,17 @@ class Trainer:
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.game.executor.clear_recordings()  # they refer to tensors that the optimizer has replaced
         self.schedule = replace(self.schedule, **state["lengths"])
-        self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
-        self.step, self.is_finished = state["step"], state["stopping"] or state["epoch"] >= self.config.epochs
+        self.epoch, self.schedule_state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
+        self.batches_done, self.was_loaded_finished = (
+            state["step"],
+            state["stopping"] or state["epoch"] >= self.config.epochs,
+        )
         restore_process_state(self.game, state)
         self.random_streams.load_state_dict(state["rng"])
         vars(self.game.cost).update(state["cost"])
         description = self.method.describe()
         self.history = [separate_training_accuracy(stats, description) for stats in state["history"]]
-        self.active = state["active"]
+        self.num_image_steps = state["active"]
         self.best = self._make_best_epoch(state["best"], state.get("scored", ()))
         if self.engine.scaler and state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
@@ -516,23 +525,23 @@ class Trainer:
     def _make_stats(
         self, record: EpochRecord, lipschitz_bound: float, scores: ValScores | None, average: ValScores | None
     ) -> EpochStats:
-        budget, self.active = self.budget, self.active + record.active
+        budget, self.num_image_steps = self.budget, self.num_image_steps + record.num_image_steps
         stats = EpochStats(
             epoch=self.epoch,
             k=budget.k,
             alpha=budget.step_size,
-            level=budget.level,
+            level=budget.stop_threshold,
             magnitude=record.magnitude,
-            threshold=self.state.get("threshold"),
+            threshold=self.schedule_state.get("threshold"),
             loss=record.loss,
             train_accuracy=record.accuracy,
             val_natural=scores.natural if scores else None,
             val_robust=scores.robust if scores else None,
             log10_lipschitz=lipschitz_bound,
-            lr=self.lr_scheduler.lr_at(self.epoch * len(self.train) + self.step - 1),
+            lr=self.lr_scheduler.lr_at(self.epoch * len(self.train) + self.batches_done - 1),
             examples=record.examples,
             skipped=record.skipped,
-            active=self.active,
+            active=self.num_image_steps,
             backprops=self.game.cost.backprops,
             passes=self.game.cost.passes,
             val_passes=self.validator.passes if self.validator else 0,
@@ -588,7 +597,9 @@ def _input_scale(model: nn.Module, shape: Sequence[int]) -> Tensor | None:
     return None if std is None else std.view(1, -1, *[1] * (len(shape) - 1))
 
 
-def remaining_batches(source: Source, epoch: int, step: int, interruption: Interruption) -> Iterator[tuple[int, Batch]]:
+def remaining_batches(
+    source: BatchSource, epoch: int, step: int, interruption: Interruption
+) -> Iterator[tuple[int, Batch]]:
     """Yield the batches of an epoch from `step` on, each with its number, until an interruption is requested.
 
     A source that cannot seek draws its first batches again; they are skipped.
@@ -600,7 +611,7 @@ def remaining_batches(source: Source, epoch: int, step: int, interruption: Inter
             yield number, batch
 
 
-def _start_batches(source: Source, epoch: int, step: int) -> tuple[int, Iterator[Batch]]:
+def _start_batches(source: BatchSource, epoch: int, step: int) -> tuple[int, Iterator[Batch]]:
     if step and isinstance(source, SeekableSource) and source.can_seek:
         return step, source.epoch(epoch, step)
     return 0, source.epoch(epoch)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import ImageSet, LazyImages
-from deat.data.sources import InterruptibleSource, Source
+from deat.data.batch_source import BatchSource, InterruptibleSource
 from deat.engine.engine import Engine
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.intervals import wilson_interval
@@ -54,7 +54,7 @@ class Validator:
 
     def __init__(
         self,
-        source: Source,
+        source: BatchSource,
         attack: Attack,
         threat: ThreatModel,
         engine: Engine,
@@ -70,7 +70,7 @@ class Validator:
     @classmethod
     def of(
         cls,
-        source: Source | None,
+        source: BatchSource | None,
         config: TrainConfig,
         threat: ThreatModel,
         engine: Engine,
@@ -114,7 +114,7 @@ class Validator:
         return (bisect_right(range(n + 1), chance, key=lambda hits: wilson_interval(hits, n)[0]) - 1) / n
 
 
-def read_labels(source: Source) -> Tensor:
+def read_labels(source: BatchSource) -> Tensor:
     """Return all labels of a source, on the CPU."""
     images = getattr(source, "images", None)
     known = images.labels if isinstance(images, ImageSet | LazyImages) else None

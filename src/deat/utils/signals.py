@@ -69,7 +69,7 @@ class Interruption:
             Interrupted: If any process got a request.
         """
         if self.distributed.all_reduce_any(self.reason is not None):
-            raise Interrupted(next(filter(None, self.distributed.all_gather(self.reason))))
+            raise Interrupted(next(filter(None, self.distributed.all_gather_json(self.reason))))
 
     @contextmanager
     def catch_signals(self, on_second_signal: Callable[[], None] | None = None) -> Iterator[None]:
@@ -100,7 +100,7 @@ class Interruption:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Only note further signals inside: what a second signal would cut off is being saved."""
+        """Ignore further signals inside, so that a second one cannot cut off the save."""
         self._saving = True
         try:
             yield

@@ -2,9 +2,10 @@
 
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,11 @@ def use_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(former_threads)
+
+
+def device_context(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one inside, since recordings and our own kernels are launched on the current GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

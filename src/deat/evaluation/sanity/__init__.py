@@ -4,11 +4,11 @@ They follow "On Evaluating Adversarial Robustness" (Carlini et al. 2019) and Aut
 differ only if they are more than 0.5 points and more than 2 images apart.
 """
 
-from deat.evaluation.sanity.after_attack import AttackProbe, check_after_attacks, estimate_check_passes
 from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE, are_probabilities, check_before_attacks
 from deat.evaluation.sanity.consistency import check_consistency
+from deat.evaluation.sanity.extra_attacks import AttackedSubset, estimate_check_passes, run_extra_attacks
 from deat.evaluation.sanity.flag_advice import FLAG_ADVICE, Flag, accuracy_tolerance
-from deat.evaluation.sanity.stateful_model import FreshCopies, check_memory, copy_before_queries
+from deat.evaluation.sanity.remembers_queries import FreshCopies, check_statefulness, copy_before_queries
 
 SANITY_IMAGES = 128
 """How many images, from all over the evaluated ones, the checks before and after the attacks use."""
@@ -17,15 +17,15 @@ __all__ = [
     "FLAG_ADVICE",
     "MIN_IMAGES_FOR_CHANCE",
     "SANITY_IMAGES",
-    "AttackProbe",
+    "AttackedSubset",
     "Flag",
     "FreshCopies",
     "accuracy_tolerance",
     "are_probabilities",
-    "check_after_attacks",
     "check_before_attacks",
     "check_consistency",
-    "check_memory",
+    "check_statefulness",
     "copy_before_queries",
     "estimate_check_passes",
+    "run_extra_attacks",
 ]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from deat.evaluation.attacks import compute_gradient
-from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.sanity.flag_advice import Flag, make_flag
 from deat.tasks import CLASSIFICATION, Task
+from deat.utils.float32_precision import exact_float32
 from deat.utils.torch_utils import eval_mode
 
 SMALL_BATCH_IMAGES = 7

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from deat.integrations.loggers.logger import LoggedRun, Logger, Status, get_logg
 from deat.threat import UNIT_BOX
 from deat.training.callbacks import Callback
 from deat.training.epoch_records import EpochStats, EpochTiming
-from deat.training.result_folder import describe_training
+from deat.training.run_record import describe_training
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.numbers import is_int_at_least
@@ -60,6 +60,8 @@ class RunLog(Callback):
         every: Log the loss of every so many batches; 0 for none. Reading it makes a GPU wait.
         checkpoints: Whether to store every checkpoint as an artefact, where the tool has them.
         name: A name for the run; by default that of the method and the data.
+        config: Further settings, as nested JSON values, such as the record of a run's folder. They replace those of the
+            trainer under the same keys: it knows a network by its class, and no name of its data.
         notify: Shows which logger failed; by default a RuntimeWarning.
 
     Example:
@@ -77,9 +79,10 @@ class RunLog(Callback):
         every: int = 0,
         checkpoints: bool = False,
         name: str | None = None,
+        config: Mapping[str, Any] | None = None,
         notify: MessageHandler | None = None,
     ) -> None:
-        self.loggers, self.folder, self.name = list(loggers), folder, name
+        self.loggers, self.folder, self.name, self.config = list(loggers), folder, name, dict(config or {})
         self.every, self.checkpoints = every, checkpoints
         self.notify = notify or show_as_warning
         self.trainer: Trainer | None = None
@@ -103,7 +106,7 @@ class RunLog(Callback):
 
     def on_batch(self, trainer: Trainer, buffers: Buffers) -> None:
         """Log the loss of the batch, if it is its turn."""
-        number = trainer.epoch * len(trainer.train) + trainer.step
+        number = trainer.epoch * len(trainer.train) + trainer.batches_done
         if self._active and self.every and number % self.every == 0:
             loss = float(buffers.loss)
             self._tell(lambda logger: logger.log_metrics({"batch_loss": loss}, number, "batch"))
@@ -165,10 +168,10 @@ class RunLog(Callback):
         run = LoggedRun(
             self.name or f"{trainer.method.name}-{trainer.data_name or type(trainer.model).__name__}",
             self.folder,
-            describe_training(trainer),
+            describe_training(trainer) | self.config,
             (*STATS_METRICS, *TIMING_METRICS),
             epochs_done=trainer.epoch,
-            batches_done=trainer.epoch * len(trainer.train) + trainer.step,
+            batches_done=trainer.epoch * len(trainer.train) + trainer.batches_done,
             backprops_done=trainer.game.cost.backprops,
         )
         for key, logger in zip(keys, self.loggers, strict=True):

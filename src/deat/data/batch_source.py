@@ -1,4 +1,4 @@
-"""Turns any data that a user may have into a Source of batches on the device."""
+"""Turns any data that a user may have into a BatchSource of batches on the device."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from deat.utils.signals import Interruption
 _ACCEPTED_TYPES = "an ImageSet, a pair of tensors (images, labels), a torch Dataset, or a DataLoader"
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Batches of images and labels on the device, by epoch.
 
     `as_source` makes one of any data. An object of your own with these attributes and methods can be trained on, too.
@@ -64,7 +64,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class SeekableSource(Protocol):
-    """A Source that may be able to start an epoch at any batch, without loading the batches before it."""
+    """A BatchSource that may be able to start an epoch at any batch, without loading the batches before it."""
 
     @property
     def can_seek(self) -> bool:
@@ -76,7 +76,7 @@ class SeekableSource(Protocol):
 
 @runtime_checkable
 class IndexedSource(Protocol):
-    """A Source that may know which examples of the data a batch has."""
+    """A BatchSource that may know which examples of the data a batch has."""
 
     def batch_indices(self, epoch: int, step: int) -> Tensor | None:
         """Return the indices of the examples in a batch, from 0, over all processes; None if they are not known.
@@ -87,7 +87,7 @@ class IndexedSource(Protocol):
         """
 
 
-def find_batch_indices(source: Source, method: str) -> Callable[[int, int], Tensor]:
+def find_batch_indices(source: BatchSource, method: str) -> Callable[[int, int], Tensor]:
     """Return the function from an epoch and a batch to the indices of its examples.
 
     Args:
@@ -111,14 +111,14 @@ def find_batch_indices(source: Source, method: str) -> Callable[[int, int], Tens
 
 @runtime_checkable
 class SourceWithWorkers(Protocol):
-    """A Source with worker processes."""
+    """A BatchSource with worker processes."""
 
     def stop_workers(self) -> None:
         """End the worker processes; the next epoch starts new ones."""
 
 
 @contextmanager
-def stopping_workers(*sources: Source | None) -> Iterator[None]:
+def stopping_workers(*sources: BatchSource | None) -> Iterator[None]:
     """End the worker processes of the sources when the context ends."""
     try:
         yield
@@ -129,14 +129,14 @@ def stopping_workers(*sources: Source | None) -> Iterator[None]:
 
 
 class InterruptibleSource:
-    """A Source that raises Interrupted between two batches if a stop was requested.
+    """A BatchSource that raises Interrupted between two batches if a stop was requested.
 
     Args:
         source: The source of the batches. If several processes read it in turns, they check once per turn.
         interruption: Knows whether a stop was requested.
     """
 
-    def __init__(self, source: Source, interruption: Interruption) -> None:
+    def __init__(self, source: BatchSource, interruption: Interruption) -> None:
         self.source, self.interruption = source, interruption
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.shape, self.batch_size = source.shape, source.batch_size
@@ -187,7 +187,7 @@ def as_source(
     workers: int = 0,
     task: Task | None = None,
     box: Box = UNIT_BOX,
-) -> Source:
+) -> BatchSource:
     """Make batches of any data.
 
     Args:

@@ -15,8 +15,8 @@ from deat.cli.flag_types import IntFlag, OptionalFloat, OptionalStr
 from deat.cli.report import ReportCommand, build_report
 from deat.errors import DeatError, UsageError
 from deat.report.html import read_asset, render_page
+from deat.report.live_runs import WatchedRuns, render_watch_page
 from deat.report.report_data import ReportData, format_title
-from deat.report.watch_page import WatchedRuns, render_watch_page
 from deat.utils.terminal import print_stderr
 
 ADDRESS = "127.0.0.1"

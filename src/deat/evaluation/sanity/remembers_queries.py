@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from deat.evaluation.attacks import correct_under_attack
-from deat.evaluation.fast_model import exact_float32
-from deat.evaluation.sanity.after_attack import SWEEP_ATTACK, AttackProbe, fraction_true
 from deat.evaluation.sanity.before_attack import count_different_outputs, max_odd_images
+from deat.evaluation.sanity.extra_attacks import SWEEP_ATTACK, AttackedSubset, mean_accuracy
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.models.logits_wrapper import take_logits
+from deat.utils.float32_precision import exact_float32
 from deat.utils.torch_utils import eval_mode
 
 
@@ -41,7 +41,7 @@ def copy_before_queries(model: nn.Module) -> FreshCopies | None:
         return None
 
 
-def check_memory(probe: AttackProbe, copies: FreshCopies) -> Flag | None:
+def check_statefulness(probe: AttackedSubset, copies: FreshCopies) -> Flag | None:
     """Compare a model after all attacks with copies that had no queries.
 
     Args:
@@ -65,10 +65,10 @@ def check_memory(probe: AttackProbe, copies: FreshCopies) -> Flag | None:
         return _flag_if_attack_works_on_copies(probe, copies) if probe.threat.eps else None
 
 
-def _flag_if_attack_works_on_copies(probe: AttackProbe, copies: FreshCopies) -> Flag | None:
+def _flag_if_attack_works_on_copies(probe: AttackedSubset, copies: FreshCopies) -> Flag | None:
     x, y, generator = probe.x, probe.y, torch.Generator(probe.x.device).manual_seed(0)
     right = correct_under_attack(copies, x, y, SWEEP_ATTACK, probe.threat, generator, probe.task)
-    plain, fresh = map(fraction_true, (probe.correct_under_exact_attack(SWEEP_ATTACK), right))
+    plain, fresh = map(mean_accuracy, (probe.correct_under_exact_attack(SWEEP_ATTACK), right))
     if plain - fresh <= accuracy_tolerance(len(y)):
         return None
     return make_flag(

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.data import Source
+from deat.data import BatchSource
 from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
 from deat.errors import CheckpointError, UsageError
 from deat.evaluation.adversarial_examples import AdversarialExamples
+from deat.evaluation.attack_verifier import AttackLike
 from deat.evaluation.attacks import is_natural
-from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.results import read_evaluation_json
-from deat.evaluation.verified_attack import AttackLike
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
+from deat.utils.float32_precision import exact_float32
 from deat.utils.numbers import convert_number_fields, is_int_at_least
 from deat.utils.safe_write import check_no_symlinks
 from deat.utils.torch_utils import eval_mode
@@ -51,7 +51,7 @@ class EvaluationRequest:
     def __post_init__(self) -> None:
         convert_number_fields(self)  # NumPy numbers cannot be written as JSON
 
-    def count_images(self, source: Source) -> int:
+    def count_images(self, source: BatchSource) -> int:
         """Return how many images of a source are evaluated."""
         return source.num_examples if self.n is None else min(self.n, source.num_examples)
 
@@ -77,7 +77,9 @@ def call_on_one_image(model: nn.Module, x: Tensor) -> Any:
     return output
 
 
-def count_outputs(logits: Any, source: Source, task: Task = CLASSIFICATION, label_shape: Sequence[int] = ()) -> int:
+def count_outputs(
+    logits: Any, source: BatchSource, task: Task = CLASSIFICATION, label_shape: Sequence[int] = ()
+) -> int:
     """Return the number of logits, or of other outputs, in what a model has returned for one image.
 
     Args:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deat.errors import UsageError
 from deat.evaluation.attacks import (
     Attack,
     as_judged,
@@ -17,12 +16,11 @@ from deat.evaluation.attacks import (
     exact_outputs,
     is_beaten,
     keep_valid,
-    parse_attack,
 )
-from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import Linf, ThreatModel
+from deat.utils.float32_precision import exact_float32
 from deat.utils.text import format_eps
 from deat.utils.torch_utils import eval_mode
 
@@ -37,7 +35,7 @@ SWEEP_ATTACK = Attack("pgd-10", steps=10)
 """The attack of the radius sweep, and of the check for memory."""
 
 
-def check_after_attacks(probe: "AttackProbe") -> list[Flag]:
+def run_extra_attacks(probe: "AttackedSubset") -> list[Flag]:
     """Attack a few images in more ways and compare the accuracies.
 
     Args:
@@ -54,15 +52,14 @@ def check_after_attacks(probe: "AttackProbe") -> list[Flag]:
 
 
 def estimate_check_passes(attacks: Sequence[Any]) -> int:
-    """Estimate how many passes `check_after_attacks` makes for each image.
+    """Estimate how many passes `run_extra_attacks` makes for each image.
 
     Args:
         attacks: The attacks of the evaluation. Most of deat's own are repeated from another start, with twice the steps.
     """
-    own = [attack for attack in attacks if isinstance(attack, Attack) and claimed_steps(attack) > 1]
+    own = [attack for attack in attacks if isinstance(attack, Attack) and attack.steps > 1]
     passes = sum(
-        claimed_steps(attack) * attack.restarts * (2 if _can_be_resumed(attack) else 3)
-        for attack in _without_shorter_runs(own)
+        attack.steps * attack.restarts * (2 if _can_be_resumed(attack) else 3) for attack in _without_shorter_runs(own)
     )
     return passes + (BASE_CHECK_PASSES if own else BASE_CHECK_PASSES + 20)
 
@@ -75,7 +72,7 @@ class AttackedSample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AttackProbe:
+class AttackedSubset:
     """A sample of images, and the accuracies on it under attacks, each of which is made once.
 
     Attributes:
@@ -154,18 +151,18 @@ class AttackProbe:
 
     def accuracy(self, attack: Attack, eps: float | None = None, seed: int = 0) -> float:
         """Return the accuracy under an attack. The arguments are those of `correct`."""
-        return fraction_true(self.correct(attack, eps, seed))
+        return mean_accuracy(self.correct(attack, eps, seed))
 
     @property
     def own_attacks(self) -> list[Attack]:
-        """Those attacks of the evaluation that are deat's own and have, or claim, several steps."""
+        """Those attacks of the evaluation that are deat's own and have several steps."""
         attacks = map(self._attack_from_settings, self.evaluation.settings["attacks"].values())
-        return [attack for attack in attacks if attack is not None and claimed_steps(attack) > 1]
+        return [attack for attack in attacks if attack is not None and attack.steps > 1]
 
     @property
     def longest_attack(self) -> Attack | None:
         """The one of these with the most steps, or None."""
-        return max(self.own_attacks, key=claimed_steps, default=None)
+        return max(self.own_attacks, key=lambda attack: attack.steps, default=None)
 
     def _attack_from_settings(self, settings: dict[str, Any]) -> Attack | None:
         """The attack with these settings; None for AutoAttack and users' own attacks."""
@@ -188,33 +185,23 @@ class AttackProbe:
         return accuracy_tolerance(len(self.y))
 
 
-def claimed_steps(attack: Attack) -> int:
-    """Return the steps that an attack has, or that its name says it has if they are more."""
-    try:
-        return max(attack.steps, parse_attack(attack.name).steps)
-    except UsageError:
-        return attack.steps
-
-
 def _can_be_resumed(attack: Attack) -> bool:
-    """Whether twice the steps that an attack's name says are its own steps, made twice."""
-    return claimed_steps(attack) == attack.steps and attack.restarts == 1 and attack.alpha >= 1 / attack.steps
+    """Whether twice an attack's steps are its own steps, made twice."""
+    return attack.restarts == 1 and attack.alpha >= 1 / attack.steps
 
 
 def _without_shorter_runs(attacks: Sequence[Attack]) -> list[Attack]:
     """Leave out each attack of which there is a run with twice the steps or more, since that one shows if they matter."""
 
     def is_longer(run: Attack, attack: Attack) -> bool:
-        same = (
-            math.isclose(run.alpha, attack.alpha)
-            and replace(run, name=attack.name, steps=attack.steps, alpha=attack.alpha) == attack
-        )
-        return same and run.steps >= 2 * attack.steps and claimed_steps(attack) == attack.steps
+        renamed = replace(run, name="run", steps=attack.steps, alpha=attack.alpha)
+        same = math.isclose(run.alpha, attack.alpha) and renamed == replace(attack, name="run")
+        return same and run.steps >= 2 * attack.steps
 
     return [attack for attack in attacks if not any(is_longer(run, attack) for run in attacks)]
 
 
-def fraction_true(values: Tensor) -> float:
+def mean_accuracy(values: Tensor) -> float:
     """Return the share of entries that are true."""
     return float(values.double().mean())
 
@@ -223,21 +210,21 @@ def _commonest_label_share(labels: list[int]) -> float:
     return max(Counter(labels).values()) / len(labels)
 
 
-def _flag_not_converged(probe: AttackProbe) -> Flag | None:
+def _flag_not_converged(probe: AttackedSubset) -> Flag | None:
     flags = (_flag_if_doubling_helps(probe, attack) for attack in _without_shorter_runs(probe.own_attacks))
     return next((flag for flag in flags if flag is not None), None)
 
 
-def _flag_if_doubling_helps(probe: AttackProbe, attack: Attack) -> Flag | None:
-    steps = claimed_steps(attack)
+def _flag_if_doubling_helps(probe: AttackedSubset, attack: Attack) -> Flag | None:
+    steps = attack.steps
     # Two starts of the attack cost as much, so an image that a second start fools is no sign.
     correct_from_two_starts = torch.minimum(probe.correct_from_first_start(attack), probe.correct(attack, seed=1))
     if _can_be_resumed(attack):
         doubled_correct = probe.correct_after_resuming(attack, seed=1)
-    else:  # twice the steps that its name says, and long enough that half of them cross the ball's radius
+    else:  # twice the steps, and long enough that half of them cross the ball's radius
         doubled = replace(attack, name=f"{attack.name} doubled", steps=2 * steps, alpha=max(attack.alpha, 1 / steps))
         doubled_correct = probe.correct(doubled)
-    accuracy, doubled_accuracy = fraction_true(correct_from_two_starts), fraction_true(doubled_correct)
+    accuracy, doubled_accuracy = mean_accuracy(correct_from_two_starts), mean_accuracy(doubled_correct)
     if accuracy - doubled_accuracy <= probe.tolerance:
         return None
     return make_flag(
@@ -247,7 +234,7 @@ def _flag_if_doubling_helps(probe: AttackProbe, attack: Attack) -> Flag | None:
     )
 
 
-def _flag_not_monotone(probe: AttackProbe) -> Flag | None:
+def _flag_not_monotone(probe: AttackedSubset) -> Flag | None:
     eps, tolerance = probe.threat.eps, probe.tolerance
     radii = [
         r
@@ -255,8 +242,8 @@ def _flag_not_monotone(probe: AttackProbe) -> Flag | None:
         if not isinstance(probe.threat, Linf) or not probe.threat.is_plain or r <= 1
     ]
     accuracies = [
-        fraction_true(probe.correct_under_exact_attack(SWEEP_ATTACK))
-        if r == eps  # which `check_memory` reads too
+        mean_accuracy(probe.correct_under_exact_attack(SWEEP_ATTACK))
+        if r == eps  # which `check_statefulness` reads too
         else probe.accuracy(SWEEP_ATTACK if r else NATURAL, r)
         for r in radii
     ]
@@ -266,7 +253,7 @@ def _flag_not_monotone(probe: AttackProbe) -> Flag | None:
     return make_flag("not_monotone", f"accuracy rises with the radius: {sweep}")
 
 
-def _flag_robust_to_anything(probe: AttackProbe) -> Flag | None:
+def _flag_robust_to_anything(probe: AttackedSubset) -> Flag | None:
     radius = probe.threat.grey_radius(probe.x[0].numel())
     if radius == float("inf"):  # no radius hides every example
         return None
@@ -280,12 +267,12 @@ def _flag_robust_to_anything(probe: AttackProbe) -> Flag | None:
     )
 
 
-def _flag_noise_wins(probe: AttackProbe) -> Flag | None:
+def _flag_noise_wins(probe: AttackedSubset) -> Flag | None:
     noise = Attack("noise", steps=0, start="bernoulli")
     noise_accuracy = min(probe.accuracy(noise, seed=seed) for seed in range(5))
     longest = probe.longest_attack or Attack("pgd-20", steps=20)
     correct = probe.correct_from_first_start(longest) if probe.longest_attack else probe.correct(longest)
-    accuracy = fraction_true(correct)
+    accuracy = mean_accuracy(correct)
     if noise_accuracy + probe.tolerance >= accuracy:
         return None
     return make_flag(

@@ -99,9 +99,7 @@ class LookalikeOfNatural(Attack):
     "attack",
     [
         Own("natural"),
-        Attack("natural", steps=20),
         Attack("natural", steps=0),
-        Attack("natural", steps=1, start="zero"),
         LookalikeOfNatural("natural", steps=0, start="zero"),
     ],
 )

@@ -12,8 +12,8 @@ from typing import Any
 from deat.evaluation.evaluator import DEFAULT_ATTACKS
 from deat.evaluation.results import WORST_ONLY
 from deat.report.problems import UNEVALUATED
+from deat.report.row_statistics import RowCost, format_attack_name, format_minutes
 from deat.report.run_results import ReportRow, RunResults, SeedStatistics
-from deat.report.stats import RowCost, format_attack_name, format_minutes
 from deat.runs.schema import RUN_FILE, WEIGHTS_FILE
 from deat.training.epoch_records import EpochStats
 from deat.training.messages import format_command

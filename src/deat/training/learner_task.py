@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from deat.core.training_losses import TrainingLoss
-from deat.data.sources import Source
+from deat.data.batch_source import BatchSource
 from deat.errors import DataError, UsageError
 from deat.tasks import Task
 from deat.tasks.task import ClassWeights
@@ -12,7 +12,7 @@ from deat.training.validation import read_labels
 from deat.utils.user_code import accepts_argument
 
 
-def make_learner_task(task: Task, config: TrainConfig, loss: TrainingLoss, train: Source) -> Task:
+def make_learner_task(task: Task, config: TrainConfig, loss: TrainingLoss, train: BatchSource) -> Task:
     """Return the task whose losses the learner minimises; attacks keep those of `task`.
 
     Args:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from deat.data import Augment, InMemorySource, Source, as_source
-from deat.data.sources import SeekableSource
+from deat.data import Augment, BatchSource, InMemorySource, as_source
+from deat.data.batch_source import SeekableSource
 from deat.errors import DataError, UsageError
 from deat.utils.distributed import BatchShard
 from helpers.data_sets import random_set
@@ -26,12 +26,12 @@ class Numbers(Dataset[Any]):
         return (torch.rand(3, 4, 4) if self.noise else torch.full((3, 4, 4), index / self.num)), index
 
 
-def collect(source: Source, epoch: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def collect(source: BatchSource, epoch: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     xs, ys = zip(*source.epoch(epoch), strict=True)
     return torch.cat(xs), torch.cat(ys)
 
 
-def same(one: Source, two: Source, epoch: int = 0) -> bool:
+def same(one: BatchSource, two: BatchSource, epoch: int = 0) -> bool:
     return all(torch.equal(a, b) for a, b in zip(collect(one, epoch), collect(two, epoch), strict=True))
 
 
@@ -58,7 +58,7 @@ def test_an_image_set_is_augmented_on_request():
     assert not same(as_source(images, batch_size=6, augment=Augment(2)), as_source(images, batch_size=6))
 
 
-def seekable() -> dict[str, Source]:
+def seekable() -> dict[str, BatchSource]:
     options: dict[str, Any] = {"batch_size": 5, "seed": 3}
     return {
         "in memory": as_source(random_set(), augment=Augment(2), **options),
@@ -106,7 +106,7 @@ def test_a_dataset_has_the_same_order_as_an_image_set():
 
 
 def test_a_shuffling_loader_is_fixed_by_seed_and_epoch_without_touching_the_global_generator():
-    def source() -> Source:
+    def source() -> BatchSource:
         return as_source(DataLoader(Numbers(), batch_size=5, shuffle=True), batch_size=99, seed=1)
 
     first = source()

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 import deat
+from deat.evaluation.attack_verifier import AttackLike, AttackVerifier
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.fast_model import CountingModel, full_precision
-from deat.evaluation.verified_attack import AttackLike, Judge
+from deat.evaluation.fast_model import CountingModel
+from deat.utils.float32_precision import full_precision
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.games import THREATS
@@ -104,10 +105,10 @@ def test_an_example_on_the_edge_of_the_ball_is_valid_and_one_beyond_it_is_not(th
 
         return Own("mine", act)
 
-    judge, (x, y) = Judge(undefended(), threat, 0), digits(8)
-    right = sum(judge.judge_block(parse_attack("natural"), x, y, 0).correct)
-    assert judge.judge_block(towards_grey(1.0), x, y, 0).invalid == 0
-    assert judge.judge_block(towards_grey(1.001), x, y, 0).invalid == right > 0
+    judge, (x, y) = AttackVerifier(undefended(), threat, 0), digits(8)
+    right = sum(judge.attack_block(parse_attack("natural"), x, y, 0).correct)
+    assert judge.attack_block(towards_grey(1.0), x, y, 0).invalid == 0
+    assert judge.attack_block(towards_grey(1.001), x, y, 0).invalid == right > 0
 
 
 def test_an_attack_cannot_change_the_images_or_labels_that_it_is_evaluated_on():
@@ -136,7 +137,7 @@ def test_verdicts_are_the_judge_s_own_classification_of_the_returned_examples():
         return returned[0]
 
     right = net(x).argmax(1) == y
-    result = Judge(net, THREAT, 0).judge_block(Own("mine", keep), x, y, 0)
+    result = AttackVerifier(net, THREAT, 0).attack_block(Own("mine", keep), x, y, 0)
     expected = right.clone()
     expected[right] = net(returned[0]).argmax(1) == y[right]
     assert result.correct == expected.tolist()
@@ -160,7 +161,7 @@ def test_misclassified_images_are_never_given_to_an_attack():
     y = torch.where(wrong, (y + 1) % 10, y)
     right = net(x).argmax(1) == y
     own = Own("mine")
-    result = Judge(net, THREAT, 0).judge_block(own, x, y, 0)
+    result = AttackVerifier(net, THREAT, 0).attack_block(own, x, y, 0)
     assert torch.equal(torch.cat(own.seen), x[right])
     assert result.correct == right.tolist()
     assert (result.forwards, result.backwards) == (int(right.sum()), 0)
@@ -169,7 +170,7 @@ def test_misclassified_images_are_never_given_to_an_attack():
 def test_a_block_without_a_correct_image_is_not_attacked():
     net, (x, _), own = undefended(), digits(20), Own("mine")
     wrong = (net(x).argmax(1) + 1) % 10
-    result = Judge(net, THREAT, 0).judge_block(own, x, wrong, 0)
+    result = AttackVerifier(net, THREAT, 0).attack_block(own, x, wrong, 0)
     assert own.seen == []
     assert (result.forwards, result.backwards, result.invalid) == (0, 0, 0)
 
@@ -197,7 +198,7 @@ def test_a_stage_named_natural_is_an_attack_like_any_other(cascade):
 def test_an_attack_that_does_nothing_costs_one_classification_whatever_its_name():
     net, (x, y) = undefended(), digits(20)
     attacks = [Attack(name, 0, start="zero") for name in ("natural", "clean")]
-    results = [Judge(net, THREAT, 0).judge_block(attack, x, y, 0) for attack in attacks]
+    results = [AttackVerifier(net, THREAT, 0).attack_block(attack, x, y, 0) for attack in attacks]
     assert [(result.forwards, result.backwards) for result in results] == [(20, 0)] * 2
 
 
@@ -214,7 +215,7 @@ def test_an_attack_that_does_nothing_costs_one_classification_whatever_its_name(
 def test_forward_and_backward_counts_are_those_counted_by_hand(name, forwards, backwards):
     net, (x, y) = undefended(), digits(50)
     right = int((net(x).argmax(1) == y).sum())
-    result = Judge(net, THREAT, 0).judge_block(parse_attack(name), x, y, 0)
+    result = AttackVerifier(net, THREAT, 0).attack_block(parse_attack(name), x, y, 0)
     assert result.forwards == (50 if name == "natural" else right * forwards)
     assert result.backwards == right * backwards
 
@@ -222,7 +223,7 @@ def test_forward_and_backward_counts_are_those_counted_by_hand(name, forwards, b
 def test_fooled_images_leave_the_batch_and_cost_no_more_passes():
     net, (x, y) = undefended(), digits(50)
     right = int((net(x).argmax(1) == y).sum())
-    result = Judge(net, THREAT, 0).judge_block(parse_attack("pgd-20"), x, y, 0)
+    result = AttackVerifier(net, THREAT, 0).attack_block(parse_attack("pgd-20"), x, y, 0)
     survivors = sum(result.correct)
     assert survivors < right
     assert 20 * survivors <= result.backwards < 20 * right
@@ -387,7 +388,7 @@ def test_verdicts_are_plain_float32_and_tf32_flags_are_restored(matmul, conv):
     torch.backends.cudnn.allow_tf32 = conv
     net, (x, y) = PrecisionRecorder(), images(12)
     with torch.autocast("cpu", torch.bfloat16):
-        Judge(net, THREATS[0], 0).judge_block(parse_attack("pgd-2"), x, y, 0)
+        AttackVerifier(net, THREATS[0], 0).attack_block(parse_attack("pgd-2"), x, y, 0)
     assert len(net.seen) == 1
     precision = net.seen.pop()
     assert "tf32" not in precision

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from deat.core.buffers import Buffers
 from deat.core.first_layer import FirstLayer, FirstLayerForward, OffsetObjective
-from deat.core.inner_attack import InnerAttack, InnerLoss
+from deat.core.inner_attack_settings import InnerAttack, InnerLoss
 from deat.core.training_losses import LossOutput, ObjectiveFunction, PenalisedOutput, Penalty
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor, compile_function
@@ -25,8 +25,8 @@ InnerLossFunction = Callable[[Tensor, Tensor, Tensor, Tensor], LossOutput]
 ProjectedStep = Callable[..., Tensor]
 
 
-class CompiledCalls:
-    """The calls of `NetworkCalls`, compiled for one batch shape.
+class CompiledFunctions:
+    """The calls of `NetworkFunctions`, compiled for one batch shape.
 
     With our own kernels (half precision on a GPU), batch norms are fused and large weights are cast to half precision
     once a move. Where several processes share a batch, the objective is compiled by torch's own compiler, since DDP
@@ -75,7 +75,7 @@ class CompiledCalls:
         )
 
 
-class NetworkCalls:
+class NetworkFunctions:
     """The calls that the moves make, compiled where the executor has compiled them for the batch's shape.
 
     Args:
@@ -101,9 +101,9 @@ class NetworkCalls:
         self._executor = executor
         self._attack_loss = _make_inner_loss(net, attack.loss_fn(task))
 
-    def compile_for(self, shape: torch.Size) -> CompiledCalls:
+    def compile_for(self, shape: torch.Size) -> CompiledFunctions:
         """Compile every call for batches of one shape; the compiler runs at the first call."""
-        return CompiledCalls(
+        return CompiledFunctions(
             self._net,
             self._objective,
             self._attack,
@@ -120,7 +120,9 @@ class NetworkCalls:
         return bool(getattr(self.unwrapped_objective, "needs_start", False))
 
     def objective(self, buffers: Buffers, delta: Tensor) -> LossOutput:
-        """The training loss at x + delta; with several processes, this is where DDP synchronises."""
+        """The training loss at x + delta; with several processes, called through DDP, which averages the gradients in
+        the backward pass.
+        """
         compiled = self._compiled_for(buffers.x)
         function: ObjectiveFunction = compiled.objective if compiled else self._objective
         if self.needs_start:
@@ -145,14 +147,14 @@ class NetworkCalls:
             return function(buffers.x, delta, buffers.y, layer.output_offsets[buffers])
 
     def first_layer_outputs(self, buffers: Buffers, delta: Tensor, layer: FirstLayer) -> list[Tensor]:
-        """The first layer's outputs at x + delta, to be differentiated by delta alone."""
+        """The first layer's outputs at x + delta, to be differentiated with respect to delta alone."""
         compiled = self._compiled_for(buffers.x)
         function = compiled.first_layer_forward(layer) if compiled else layer.first_layer_forward(self._net)
         with layer.stop_after_first_layer():
             return function(buffers.x, delta)
 
     def attack_loss(self, x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> LossOutput:
-        """The loss that the attack maximises at x + delta, to be differentiated by delta alone."""
+        """The loss that the attack maximises at x + delta, to be differentiated with respect to delta alone."""
         compiled = self._compiled_for(x)
         return (compiled.attack_loss if compiled else self._attack_loss)(x, delta, y, reference)
 
@@ -168,8 +170,8 @@ class NetworkCalls:
             return compiled.projected_step(x, delta, grad, alpha, out=out)
         return out.copy_(_projected_step_function(self._attack, self.threat)(x, delta, grad, alpha))
 
-    def _compiled_for(self, x: Tensor) -> CompiledCalls | None:
-        compiled: CompiledCalls | None = self._executor.compiled_for(x.shape)
+    def _compiled_for(self, x: Tensor) -> CompiledFunctions | None:
+        compiled: CompiledFunctions | None = self._executor.compiled_for(x.shape)
         return compiled
 
 

@@ -1,4 +1,4 @@
-"""The attack inside training: its loss, start, batch-norm mode and freeze rule."""
+"""The attack inside training: its loss, start, batch-norm mode and stop rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deat.core.buffers import Buffers
-from deat.core.freeze_rules import FreezeRule
+from deat.core.example_stopping import StopRule
 from deat.core.remembered_starts import RememberStarts
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Task
@@ -38,11 +38,11 @@ class InnerAttack:
         start: Where delta starts: "zero", "uniform" or "jitter".
         batch_norm: The mode of the network during attack steps; its own mode is restored afterwards.
         freeze: The rule that stops single examples from moving, if any.
-        noisy: Whether epochs with k = 0 use the random start; without it they are clean.
+        random_start_at_k0: Whether epochs with k = 0 use the random start; without it they are clean.
         persistent: Whether delta is carried from batch to batch, as in the original FREE.
-        carries_unclipped: Whether a carried delta is limited by the ball alone, and the image that the network sees is
+        carries_outside_box: Whether a carried delta is limited by the ball alone, and the image that the network sees is
             clamped to [0, 1] instead, as in the paper's ImageNet code. Without `persistent` it has no effect.
-        compact: Whether attack steps run on the active examples only, instead of masking the frozen ones. This reads
+        compact: Whether attack steps run on the active examples only, instead of masking the stopped ones. This reads
             the device at every step.
         leaves_ball: Whether delta is kept in the box alone, and may leave the ball, as in N-FGSM.
         start_radius: The radius of the random start in units of eps; above 1 it needs `leaves_ball`. The starts "zero" and
@@ -51,7 +51,7 @@ class InnerAttack:
             It is for methods that craft or replay.
 
     Raises:
-        UsageError: If the loss is unknown or a lambda, `compact` is set without a freeze rule or in train mode, or a delta
+        UsageError: If the loss is unknown or a lambda, `compact` is set without a stop rule or in train mode, or a delta
             that leaves the ball is carried, or a larger start does not leave it, or starts are carried and remembered.
 
     Example:
@@ -61,10 +61,10 @@ class InnerAttack:
     loss: str | InnerLoss = "ce"
     start: str = "uniform"
     batch_norm: Literal["train", "eval"] = "train"
-    freeze: FreezeRule | None = None
-    noisy: bool = False
+    freeze: StopRule | None = None
+    random_start_at_k0: bool = False
     persistent: bool = False
-    carries_unclipped: bool = False
+    carries_outside_box: bool = False
     compact: bool = False
     leaves_ball: bool = False
     start_radius: float = 1.0
@@ -78,7 +78,7 @@ class InnerAttack:
             raise unknown_name_error("inner loss", self.loss, INNER_LOSSES, hint)
         if self.compact and (self.batch_norm != "eval" or self.freeze is None):
             raise UsageError(
-                "compact needs a freeze rule and an attack in eval mode (fat-K, f+trades, f+mart): "
+                "compact needs a stop rule and an attack in eval mode (fat-K, f+trades, f+mart): "
                 "in train mode, batch norm would see a different batch."
             )
         check_number("start_radius", self.start_radius, lambda v: 0 < v <= 100, "above 0 and at most 100, such as 2")
@@ -179,7 +179,7 @@ class InnerAttack:
     @property
     def clamps_images(self) -> bool:
         """Whether the pixel range is kept by clamping what the network sees, and not by projecting delta."""
-        return self.persistent and self.carries_unclipped
+        return self.persistent and self.carries_outside_box
 
     def visible_delta(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
         """Return the perturbation that the network sees; pixels that are clamped have no gradient.

@@ -1,7 +1,7 @@
 """Classification of a block of images under one attack. Every adversarial example is verified and classified again here."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -10,16 +10,10 @@ from torch import Tensor, nn
 
 from deat.evaluation.adversarial_examples import AdversarialExamples
 from deat.evaluation.attacks import call_attack, exact_outputs, is_natural
-from deat.evaluation.fast_model import (
-    CountingModel,
-    FastModel,
-    choose_attack_precision,
-    count_layer_weights,
-    exact_float32,
-    full_precision,
-)
+from deat.evaluation.fast_model import CountingModel, FastModel, choose_attack_precision, count_layer_weights
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
+from deat.utils.float32_precision import exact_float32, full_precision
 from deat.utils.seeding import derive_seed
 from deat.utils.torch_utils import broadcast_mask, device_of, eval_mode
 
@@ -66,6 +60,10 @@ class AttackLike(Protocol):
         """
 
 
+RECORDED_FIELDS = {"num_fooled_by_stage": "felled"}
+"""What resume logs and evaluation.json call some fields of results, so that files of every version can be read."""
+
+
 @dataclass(frozen=True)
 class BlockResult:
     """The result of an attack, or of one stage of an attack, on one block of images.
@@ -76,7 +74,7 @@ class BlockResult:
         seconds: How long it took.
         forwards: Images passed forward through the model.
         backwards: Images passed backward through it.
-        felled: How many images each stage fooled, by its name; empty for an attack without stages.
+        num_fooled_by_stage: How many images each stage fooled, by its name; empty for an attack without stages.
         scores: For each image, the lowest score seen, for a task whose answers are more or less wrong; else empty.
         statistics: For each image, the numbers of that answer that the task's metrics are computed from; else empty.
     """
@@ -86,7 +84,7 @@ class BlockResult:
     seconds: float
     forwards: int
     backwards: int
-    felled: dict[str, int] = field(default_factory=dict)
+    num_fooled_by_stage: dict[str, int] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list)
     statistics: list[list[float]] = field(default_factory=list)
 
@@ -97,9 +95,24 @@ class BlockResult:
             return cls(correct=stages[-1].correct, **sum_counts(stages))
         return cls(**sum_counts(stages), **combine_worst(stages))
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "BlockResult":
+        """Make a result of what `as_json` returned."""
+        return cls(**rename_recorded_fields(values))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as the resume log has it."""
+        return {RECORDED_FIELDS.get(name, name): value for name, value in asdict(self).items()}
+
+
+def rename_recorded_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a result in a file under the names that they have here."""
+    names = {recorded: name for name, recorded in RECORDED_FIELDS.items()}
+    return {names.get(name, name): value for name, value in values.items()}
+
 
 def sum_counts(results: Iterable[Any]) -> dict[str, Any]:
-    """Sum up every field of some results but `correct`.
+    """Sum the counts and the seconds of some results: the fields that are not lists of one entry per image.
 
     Args:
         results: Results of stages of an attack, of blocks of images, or of balls of a union.
@@ -108,12 +121,13 @@ def sum_counts(results: Iterable[Any]) -> dict[str, Any]:
         The sums, by the name of the field.
     """
     results = list(results)
-    felled: dict[str, int] = {}
+    num_fooled_by_stage: dict[str, int] = {}
     for result in results:
-        for name, count in result.felled.items():
-            felled[name] = felled.get(name, 0) + count
+        for name, count in result.num_fooled_by_stage.items():
+            num_fooled_by_stage[name] = num_fooled_by_stage.get(name, 0) + count
     names = ("invalid", "seconds", "forwards", "backwards")
-    return {name: sum(getattr(result, name) for result in results) for name in names} | {"felled": felled}
+    sums = {name: sum(getattr(result, name) for result in results) for name in names}
+    return {**sums, "num_fooled_by_stage": num_fooled_by_stage}
 
 
 def combine_worst(results: Sequence[Any]) -> dict[str, Any]:
@@ -193,7 +207,7 @@ class CleanBlock(NamedTuple):
     outputs: Tensor
 
 
-class Judge:
+class AttackVerifier:
     """Classifies blocks of images under attack.
 
     A result depends only on the model, the seed, the attack, the block and the precision of the attacks. Adversarial
@@ -213,8 +227,8 @@ class Judge:
         UsageError: The precision is unknown, or needs a CUDA device and the model is on the CPU.
 
     Example:
-        >>> judge = Judge(model, deat.Linf(8 / 255), seed=0)
-        >>> judge.judge_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
+        >>> judge = AttackVerifier(model, deat.Linf(8 / 255), seed=0)
+        >>> judge.attack_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
         [True, False, ...]
     """
 
@@ -254,7 +268,7 @@ class Judge:
             is_usable = self.fast_model is not None and self.fast_model.matches_exact(x[:AGREEMENT_IMAGES])
         return self.fast_model if self.fast_model is not None and is_usable else self.model
 
-    def judge_block(
+    def attack_block(
         self,
         attack: AttackLike,
         x: Tensor,
@@ -291,14 +305,14 @@ class Judge:
         forwards, backwards = (after - before for after, before in zip(self.count_passes(), passes_before, strict=True))
         if is_natural(attack):
             forwards += len(x)  # the clean classification, which all attacks on the block share
-        felled = {stage.name: int(attacked.sum()) - sum(correct)} if stage else {}
+        num_fooled_by_stage = {stage.name: int(attacked.sum()) - sum(correct)} if stage else {}
         return BlockResult(
             correct,
             invalid,
             perf_counter() - started,
             forwards,
             backwards,
-            felled,
+            num_fooled_by_stage,
             scores=[] if answers.scores is None else answers.scores.tolist(),
             statistics=[] if answers.statistics is None else answers.statistics.tolist(),
         )
