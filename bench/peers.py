@@ -12,9 +12,10 @@ an environment of its own:
 
 On two free cores it takes about 25 minutes, of which a few are for training the network that is evaluated. Each result is
 written at once to docs/results/peers.json with its page, peers.md, and is not measured again: the same command resumes.
-`--part` measures one part, `--again` replaces what the file has, `--quick` shows in a few minutes that everything
-works and writes nothing unless --out names a file. Sides take turns, each in a process of its own; rounds that other
-processes disturbed are repeated. On a machine that is not free, `--clock cpu --threads 1` compares processor time.
+`--part` measures one part, `--cells` some of its rows, `--again` replaces what the file has. `--quick` shows in a few
+minutes that everything works, and writes nothing unless --out names a file. Sides take turns, each in a process of its
+own; rounds that other processes disturbed are repeated. On a machine that is not free, `--clock cpu --threads 1` compares
+processor time.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def main() -> None:
     for part in args.part or PARTS:
         cells = result.setdefault(part, {}).setdefault("cells", {})
         for name, measure in CELLS[part](args):
-            if name in cells and not args.again:
+            if (name in cells and not args.again) or (args.cells and not any(text in name for text in args.cells)):
                 continue
             print(f"--- {part}, {name}", flush=True)
             cells[name] = measure()
@@ -70,6 +71,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=PARTS, help="what to measure; by default everything")
+    parser.add_argument("--cells", nargs="+", help="only cells whose names have one of these texts, such as depthwise")
     parser.add_argument("--data", default="digits", help="the images to evaluate on: cifar10:FOLDER")
     parser.add_argument(
         "--weights", type=Path, help="weights to evaluate; trained and written if there is no such file"

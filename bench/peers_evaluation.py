@@ -4,6 +4,7 @@ All sides have the same steps of a quarter of eps from a uniform start. deat cou
 it; the others look at the last step. CW-20 is PGD on the margin: foolbox and ART take another loss, torchattacks has none.
 """
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +89,7 @@ def by_attack(model: nn.Module, x: Tensor, y: Tensor, attacks: dict[str, Attacke
         found: Record = {"accuracy": {}, "each": {}, "each_cpu": {}}
         for name, attack in attacks.items():
             cpu, started, right = process_time(), perf_counter(), 0
-            for images, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
+            for images, labels in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True):
                 moved = attack(images, labels)
                 with torch.no_grad():
                     right += int((model(moved).argmax(1) == labels).sum())
@@ -125,7 +126,7 @@ def script_attacks(model: nn.Module, attacks: list[str], bf16: bool) -> dict[str
 
 def torchattacks_attacks(model: nn.Module, attacks: list[str]) -> dict[str, Attacked]:
     """FGSM and PGD of torchattacks, as they are."""
-    import torchattacks
+    torchattacks: Any = importlib.import_module("torchattacks")
 
     found: dict[str, Attacked] = {"natural": lambda x, y: x}
     for name in attacks:
@@ -138,18 +139,16 @@ def torchattacks_attacks(model: nn.Module, attacks: list[str]) -> dict[str, Atta
 
 def foolbox_attacks(model: nn.Module, attacks: list[str]) -> dict[str, Attacked]:
     """FGSM and PGD of foolbox, and PGD on the margin."""
-    import foolbox
+    foolbox: Any = importlib.import_module("foolbox")
 
     wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
 
-    class MarginPGD(foolbox.attacks.LinfPGD):  # type: ignore[misc,name-defined]
+    class MarginPGD(foolbox.attacks.LinfPGD):  # type: ignore[misc, name-defined]
         def get_loss_fn(self, model: Any, labels: Any) -> Callable[[Any], Any]:
             return lambda inputs: _eager_margin(model(inputs), labels)
 
     def _eager_margin(logits: Any, labels: Any) -> Any:
-        import eagerpy
-
-        return eagerpy.astensor(margin(logits.raw, labels.raw) * len(labels.raw))
+        return importlib.import_module("eagerpy").astensor(margin(logits.raw, labels.raw) * len(labels.raw))
 
     def bound(attack: Any) -> Attacked:
         def run(x: Tensor, y: Tensor) -> Tensor:
@@ -171,8 +170,9 @@ def foolbox_attacks(model: nn.Module, attacks: list[str]) -> dict[str, Attacked]
 def art_attacks(model: nn.Module, attacks: list[str]) -> dict[str, Attacked]:
     """FGSM and PGD of ART, and PGD on the margin."""
     import numpy as np
-    from art.attacks.evasion import FastGradientMethod, ProjectedGradientDescent
-    from art.estimators.classification import PyTorchClassifier
+
+    evasion: Any = importlib.import_module("art.attacks.evasion")
+    classification: Any = importlib.import_module("art.estimators.classification")
 
     class Margin(nn.Module):
         reduction = "mean"
@@ -187,11 +187,13 @@ def art_attacks(model: nn.Module, attacks: list[str]) -> dict[str, Attacked]:
     found: dict[str, Attacked] = {"natural": lambda x, y: x}
     for name in attacks:
         loss = Margin() if name.startswith("cw") else nn.CrossEntropyLoss()
-        classifier = PyTorchClassifier(Whole(model), loss, shape, 10, clip_values=(0.0, 1.0), device_type="cpu")
+        classifier = classification.PyTorchClassifier(
+            Whole(model), loss, shape, 10, clip_values=(0.0, 1.0), device_type="cpu"
+        )
         if name == "fgsm":
-            found[name] = bound(FastGradientMethod(classifier, eps=EPS, batch_size=BATCH))
+            found[name] = bound(evasion.FastGradientMethod(classifier, eps=EPS, batch_size=BATCH))
         elif name != "natural":
-            pgd: Any = ProjectedGradientDescent(
+            pgd: Any = evasion.ProjectedGradientDescent(
                 classifier,
                 eps=EPS,
                 eps_step=EPS / 4,
@@ -218,7 +220,7 @@ def pyautoattack_attacks(model: nn.Module, attacks: list[str]) -> dict[str, Atta
 
 def torchattacks_autoattack(model: nn.Module, attacks: list[str]) -> dict[str, Attacked]:
     """Standard AutoAttack of torchattacks."""
-    import torchattacks
+    torchattacks: Any = importlib.import_module("torchattacks")
 
     return {"aa": torchattacks.AutoAttack(model, norm="Linf", eps=EPS, version="standard", n_classes=10, seed=0)}
 

@@ -67,9 +67,11 @@ def make(**shape: int) -> Work:
     method = f"pgd-{at['k']}" if at["k"] else "natural"
     before = resident_bytes()
     trainer = deat.make_trainer(net, data, method=method, threat=deat.Linf(EPS), config=config)
-    trainer.session().__enter__()
+    session = trainer.session()  # as `fit` has it; the side ends with its process
 
     def work() -> Record:
+        if trainer.epoch == 0:
+            session.__enter__()
         trainer.run_epoch()
         return {"images": at["images"], "run_bytes": peak_bytes() - before, "data_bytes": pixels.numel()}
 

@@ -335,8 +335,8 @@ def growth_page(part: Record) -> list[str]:
         lines += [
             *paragraph(
                 f"A zip archive of {found['images']:,} PNG images of {found['side']} x {found['side']}, which are "
-                f"{found['bytes'] / 2**20:,.0f} MB as bytes. From `load_data` to the end of the first batch of `fit`, {times[0]}; "
-                f"{times[1]}. Memory is the most that the process had above its imports."
+                f"{found['bytes'] / 2**20:,.0f} MB as bytes. From `load_data` to the end of the first batch of "
+                f"`fit`, {times[0]}; {times[1]}. Memory is the most that the process had above its imports."
             ),
             "",
         ]

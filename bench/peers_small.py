@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -54,7 +53,7 @@ def make_plain() -> Work:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
         for _ in range(EPOCHS):
             order = torch.randperm(len(x))
-            for rows in order.split(BATCH):
+            for rows in torch.split(order, BATCH):
                 train_on_batch(net, optimizer, x[rows], y[rows])
         return {}
 
@@ -160,8 +159,3 @@ def measure_demo(rounds: int) -> Record:
         "seconds": {name: [lap[0] for lap in laps] for name, laps in found.items()},
         "cpu_seconds": {name: [lap[1] for lap in laps] for name, laps in found.items()},
     }
-
-
-def total(measured: Record, clock: str) -> float:
-    """The sum of the medians."""
-    return sum(median(values) for values in measured[{"wall": "seconds", "cpu": "cpu_seconds"}[clock]].values())

@@ -4,6 +4,7 @@ Every side trains the same network with the same number of attack steps on the s
 without a trainer crafts the images in a loop of torch, as its documentation shows.
 """
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -90,7 +91,7 @@ class GoodLoop:
 
     def epoch(self) -> None:
         """Train on every batch."""
-        for x, y in zip(self.x.split(BATCH), self.y.split(BATCH), strict=True):
+        for x, y in zip(torch.split(self.x, BATCH), torch.split(self.y, BATCH), strict=True):
             self.train(x, y)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -154,9 +155,11 @@ def deat_side(net: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[],
     threads = torch.get_num_threads()
     config = deat.TrainConfig(epochs=10_000, batch_size=BATCH, lr=0.01, lr_schedule="flat", threads=threads)
     trainer = deat.make_trainer(net, (x, y), method=method, threat=deat.Linf(EPS), config=config)
-    trainer.session().__enter__()  # as `fit` does; the process ends with the side
+    session = trainer.session()  # as `fit` has it; the side ends with its process
 
     def epoch() -> str:
+        if trainer.epoch == 0:
+            session.__enter__()
         trainer.run_epoch()
         return str(trainer.engine.precision)
 
@@ -174,11 +177,12 @@ def script_side(net: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[
 def art_side(net: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[], None]:
     """The trainers of ART."""
     import numpy as np
-    from art.attacks.evasion import ProjectedGradientDescent
-    from art.defences.trainer import AdversarialTrainerMadryPGD, AdversarialTrainerTRADESPyTorch
-    from art.estimators.classification import PyTorchClassifier
 
-    classifier = PyTorchClassifier(
+    evasion: Any = importlib.import_module("art.attacks.evasion")
+    trainer: Any = importlib.import_module("art.defences.trainer")
+    classification: Any = importlib.import_module("art.estimators.classification")
+
+    classifier = classification.PyTorchClassifier(
         Whole(net),
         nn.CrossEntropyLoss(),
         (3, 32, 32),
@@ -189,11 +193,11 @@ def art_side(net: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[], 
     )
     images, labels = x.numpy(), np.eye(10, dtype=np.float32)[y.numpy()]
     if method == "pgd-7":
-        madry = AdversarialTrainerMadryPGD(
+        madry = trainer.AdversarialTrainerMadryPGD(
             classifier, nb_epochs=1, batch_size=BATCH, eps=EPS, eps_step=STEP, max_iter=7, num_random_init=1
         )
         return lambda: madry.fit(images, labels, nb_epochs=1)
-    attack = ProjectedGradientDescent(
+    attack = evasion.ProjectedGradientDescent(
         classifier,
         eps=EPS,
         eps_step=STEP,
@@ -202,7 +206,7 @@ def art_side(net: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[], 
         batch_size=BATCH,
         verbose=False,
     )
-    trades = AdversarialTrainerTRADESPyTorch(classifier, attack, BETA)
+    trades = trainer.AdversarialTrainerTRADESPyTorch(classifier, attack, BETA)
     return lambda: trades.fit(images, labels, batch_size=BATCH, nb_epochs=1)
 
 
@@ -221,7 +225,7 @@ class Whole(nn.Module):
 
 def torchattacks_side(net: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[], None]:
     """A loop around an attack of torchattacks."""
-    import torchattacks
+    torchattacks: Any = importlib.import_module("torchattacks")
 
     if method == "pgd-7":
         attack = torchattacks.PGD(net, EPS, STEP, 7, random_start=True)
@@ -232,7 +236,7 @@ def torchattacks_side(net: nn.Module, x: Tensor, y: Tensor, method: str) -> Call
 
 def foolbox_side(net: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[], None]:
     """A loop around an attack of foolbox."""
-    import foolbox
+    foolbox: Any = importlib.import_module("foolbox")
 
     attack = foolbox.attacks.LinfPGD(abs_stepsize=STEP, steps=7, random_start=True)
     net.eval()
@@ -255,7 +259,7 @@ def user_loop(
     net.train()
 
     def epoch() -> None:
-        for images, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
+        for images, labels in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True):
             adversarial = craft(images, labels)
             if method == "trades":
                 loss = trades_loss(net(images), net(adversarial), labels)

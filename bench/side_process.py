@@ -87,6 +87,8 @@ class SideProcess:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
         self._log.close()
 
 
@@ -189,7 +191,7 @@ def compare(played: Record, side: str, other: str, key: Callable[[Record], float
 
 def middle(played: Record, side: str) -> float:
     """The median of a side's seconds."""
-    return median(one[seconds_key(played["clock"])] for one in played["sides"][side])
+    return float(median(one[seconds_key(played["clock"])] for one in played["sides"][side]))
 
 
 def serve(task: Record) -> None:
