@@ -127,7 +127,7 @@ class ThreatModel(ABC):
     mutable: FeatureValues | Sequence[bool] | Tensor | None = None
     name: ClassVar[str]
     pointwise: ClassVar[bool] = False
-    # The deviation of a normal vector's coordinates over the size of a sign vector's, if the two have equal norms.
+    # A normal vector and a sign vector of equal norm: the deviation of the one's coordinates over the size of the other's.
     _normal_to_sign_ratio: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -387,7 +387,8 @@ class ThreatModel(ABC):
                 is allowed too.
 
         Returns:
-            Booleans, (B,). An image with a NaN, or with a change of a fixed feature, is not allowed.
+            Booleans, (B,). An image with a NaN, or with a change of a fixed feature, is not allowed, nor one that a
+            `project` of your own would move.
         """
         adv, clean = x_adv.double(), x.double()
         delta, limit = adv - clean, torch.as_tensor(self.eps + atol * max(1.0, self.eps), dtype=torch.float64)
@@ -396,6 +397,12 @@ class ThreatModel(ABC):
         if self.box is not None:
             low, high = self.box
             allowed &= ((adv >= low - atol - rounding) & (adv <= high + atol + rounding)).flatten(1).all(1)
+        if (
+            type(self).project is not _NormBall.project
+        ):  # a set of the user's own is what its projection leaves as it is
+            unit = 2 * torch.finfo(x.dtype).eps * clean.abs().clamp(min=1)
+            moved = self.norm(self.project(clean, delta) - delta)
+            allowed &= moved <= atol * max(1.0, self.eps) + self.norm(unit)
         return allowed & (self._freeze(delta) == delta).flatten(1).all(1)
 
 

@@ -20,7 +20,7 @@ from deat.evaluation.fast_adaptive_boundary import FastAdaptiveBoundary
 from deat.evaluation.fast_model import FastModel
 from deat.evaluation.square_attack import Square
 from deat.tasks import CLASSIFICATION, Classification, Task
-from deat.threat import ThreatModel
+from deat.threat import L1, L2, Linf, ThreatModel
 from deat.utils.float32_precision import full_precision
 from deat.utils.torch_utils import broadcast_mask, eval_mode, frozen_parameters
 
@@ -99,7 +99,12 @@ class AutoAttack:
             )
 
     def check_threat(self, threat: ThreatModel, shape: Sequence[int]) -> None:
-        """Raise UsageError for anything but images in [0, 1], for which the attacks are defined."""
+        """Raise UsageError for anything but deat's balls around images in [0, 1], for which the attacks are defined."""
+        if type(threat) not in (Linf, L2, L1):
+            raise UsageError(
+                f"AutoAttack ({self.name}) is for the balls linf, l2 and l1, not for a threat model of your own, {threat!r}. "
+                "Use pgd-N or cw-N, such as pgd-100x5, five starts of 100 steps."
+            )
         if not threat.is_plain or len(shape) != 3:
             raise UsageError(
                 f"AutoAttack ({self.name}) is for images in [0, 1], not for examples of shape {tuple(shape)} under {threat!r}. "

@@ -86,6 +86,9 @@ class BoundAttack:
             name = str(weight.dtype).removeprefix("torch.")
             raise UsageError(f"the examples are {x.dtype} and the weights {weight.dtype}: give x.to(torch.{name}).")
         check_radius(self.threat, x.shape[1:])
+        if callable(check := getattr(self.attack, "check_threat", None)):
+            for ball in self.threat.balls:
+                check(ball, x.shape[1:])
         if len(x) == 0:
             return labels
         if model not in self._num_outputs:

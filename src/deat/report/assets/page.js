@@ -109,7 +109,8 @@
     for (const v of xs.filter((v) => !xWhole || Number.isInteger(v))) {
       if (px(v) - right < (xNames.size ? 46 : 34)) continue;
       right = px(v);
-      node.append(svg("text", { x: px(v), y: height - pad.bottom + 17, "text-anchor": "middle" }, xNames.get(v) ?? compact(v)));
+      const name = xNames.get(v) ?? compact(v), isCut = right + 3.2 * name.length > width;
+      node.append(svg("text", { x: isCut ? width : right, y: height - pad.bottom + 17, "text-anchor": isCut ? "end" : "middle" }, name));
     }
     node.append(svg("text", { x: width - pad.right, y: height - 3, "text-anchor": "end" }, xText));
     node.append(svg("text", { x: 0, y: 11 }, yText));
@@ -269,7 +270,7 @@
     sets.forEach((s, n) => { s.up = bars ? (v) => pad.top + n * lane + (highY - v) * rise : (v) => level(v) + ((sets.length - 1) / 2 - n) * apart; });
     const yText = bars ? `${panel.y}; a lane is ${bare(highY - lowY, panel)} high` : panel.y;
     const xNames = new Map(panel.labels), nameX = (v) => xNames.get(v) ?? compact(v);
-    const node = frame(width, height, pad, xNames.size ? [...xNames.keys()] : ticks(left - side, right + side, 6), bars ? [] : ticks(bottom, top, 4), px, level, panel.x, yText, panel.percent, panel.x === "epoch", xNames);
+    const node = frame(width, height, pad, xNames.size ? [...xNames.keys()] : ticks(left - side, right + side, 6), bars ? [] : ticks(bottom, top, 4).filter((v) => panel.kind !== "step" || Number.isInteger(v)), px, level, panel.x, yText, panel.percent, panel.x === "epoch", xNames);
     node.setAttribute("tabindex", "0");
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values${sets.some(several) ? ", up and down the seeds of a row" : ""}.`);
