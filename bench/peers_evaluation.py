@@ -143,7 +143,7 @@ def foolbox_attacks(model: nn.Module, attacks: list[str]) -> dict[str, Attacked]
 
     wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
 
-    class MarginPGD(foolbox.attacks.LinfPGD):  # type: ignore[misc, name-defined]
+    class MarginPGD(foolbox.attacks.LinfPGD):  # type: ignore[misc]
         def get_loss_fn(self, model: Any, labels: Any) -> Callable[[Any], Any]:
             return lambda inputs: _eager_margin(model(inputs), labels)
 

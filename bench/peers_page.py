@@ -215,7 +215,7 @@ def shared_ratio(cell: Record, side: str, ours: str) -> list[float] | None:
 
     def seconds(lap: Record) -> float:
         checks = lap[seconds_key(cell["clock"])] - sum(lap[clock].values())
-        return sum(lap[clock][name] for name in shared) + checks
+        return float(sum(lap[clock][name] for name in shared) + checks)
 
     return compare(cell, side, ours, seconds)
 
