@@ -57,7 +57,7 @@ diagrams: $(STAMP)
 	$(BIN)/python docs/render_diagrams.py
 
 bench: $(STAMP)
-	$(BIN)/python bench/cpu.py
+	$(BIN)/python bench/peers.py
 
 clean:
 	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

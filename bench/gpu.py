@@ -133,7 +133,7 @@ def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet)
     first = engine == "compile" and not has_cached_kernels()
 
     def play() -> None:
-        trainer.step = 0
+        trainer.batches_done = 0
         trainer.train_epoch(budget)
 
     with trainer.session():

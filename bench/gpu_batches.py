@@ -80,7 +80,7 @@ class Player:
 
     def play(self) -> None:
         """An epoch."""
-        self.trainer.step = 0
+        self.trainer.batches_done = 0
         self.trainer.train_epoch(self.budget)
 
     def each(self) -> Iterator[None]:

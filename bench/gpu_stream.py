@@ -101,7 +101,7 @@ def seconds_of(method: str, data: Any, workers: int | None) -> float:
     budget = fixed_budget(trainer, STEPS[method])
 
     def play(first: int) -> None:
-        trainer.step = first
+        trainer.batches_done = first
         trainer.train_epoch(budget)
         trainer.epoch += 1
 

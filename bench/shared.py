@@ -46,7 +46,7 @@ def trainer_of(
 
 def fixed_budget(trainer: deat.Trainer, k: int) -> Budget:
     """What a batch spends that plays k attack steps, whatever the schedule says."""
-    return replace(trainer.schedule.budget(trainer.state, 0), k=k, step_size=2 / 255)
+    return replace(trainer.schedule.budget(trainer.schedule_state, 0), k=k, step_size=2 / 255)
 
 
 def clocked(work: Callable[[], object]) -> float:

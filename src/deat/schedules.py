@@ -1,4 +1,4 @@
-"""Schedules: how many adversarial steps k, and of which size alpha, each epoch takes.
+"""Schedules: how many attack steps k each epoch takes, and of which size alpha; M+ is `GradientMagnitude`.
 
 A schedule is a frozen rule. Its state is a JSON value that the caller stores: ``init() -> state``,
 ``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``. A schedule for a loop of your own takes
@@ -32,7 +32,7 @@ __all__ = [
 
 HOPELESS_SHARE = 2 / 3
 """If l_X is below this share of the threshold of M+ in the fourth epoch, k is unlikely to grow. In runs that stayed at 1
-after fine-tuning or with few images it was 0.42 to 0.51, in runs that grew later at least 0.97."""
+after fine-tuning or with few images the share was 0.42 to 0.51; in runs whose k grew later it was at least 0.97."""
 ScheduleState = dict[str, Any]
 """What a schedule remembers between epochs: a JSON object."""
 
@@ -47,7 +47,7 @@ class Schedule(ABC):
     Args:
         alpha: Step size, absolute.
         alpha_eps: Step size, in units of eps.
-        level: Threshold of the stop rule: FAT's tau or DAT's c_t.
+        stop_threshold: Threshold of the stop rule: FAT's tau or DAT's c_t.
         stretch: Length that k steps must be able to cover, absolute.
         stretch_eps: Length that k steps must be able to cover, in units of eps.
 
@@ -57,7 +57,7 @@ class Schedule(ABC):
 
     alpha: float | None = None
     alpha_eps: float | None = None
-    level: float = 0.0
+    stop_threshold: float = 0.0
     stretch: float | None = None
     stretch_eps: float | None = None
 
@@ -66,7 +66,7 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         convert_number_fields(self)
-        check_number("level", self.level, lambda v: v >= 0, ">= 0")
+        check_number("stop_threshold", self.stop_threshold, lambda v: v >= 0, ">= 0")
         for name in self._given_lengths("", "_eps"):
             check_number(name, getattr(self, name), lambda v: v >= 0, ">= 0")
         absolute, in_eps = self._given_lengths(""), self._given_lengths("_eps")
@@ -110,10 +110,10 @@ class Schedule(ABC):
             epoch: Its number, from 0.
 
         Returns:
-            The number of steps, the step size and the level of the stop rule.
+            The number of steps, the step size and the threshold of the stop rule.
         """
         k = self.k_at(state, epoch)
-        return Budget(k, self.step_size(k), self.level_at(epoch), epoch)
+        return Budget(k, self.step_size(k), self.stop_threshold_at(epoch), epoch)
 
     def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
         """Return the state after an epoch.
@@ -140,13 +140,13 @@ class Schedule(ABC):
             epoch: The epoch, from 0.
         """
 
-    def level_at(self, epoch: int) -> float:
-        """Return the level of the stop rule in an epoch.
+    def stop_threshold_at(self, epoch: int) -> float:
+        """Return the threshold of the stop rule in an epoch.
 
         Args:
             epoch: The epoch, from 0.
         """
-        return self.level
+        return self.stop_threshold
 
     def step_size(self, k: int) -> float:
         """Return the step size for k steps: max(stretch / k, alpha).
@@ -224,7 +224,7 @@ class Schedule(ABC):
         )
 
     def bounding_record(self, epoch: int, epochs: int, grows: bool) -> EpochRecord:
-        """Make a record after which k grows if it can, or does not: what the cost of a run is estimated by.
+        """Make a record that makes k grow if it can, or keeps it: the two bounds between which a run's cost is estimated.
 
         A schedule that reads `record.measured` makes one with the values that it reads.
 
@@ -271,7 +271,7 @@ class Fixed(Schedule):
             max_steps=self.k,
             alpha=self.alpha,
             alpha_eps=self.alpha_eps,
-            level=self.level,
+            stop_threshold=self.stop_threshold,
             stretch_eps=stretch_eps,
             ramp_eps=ramp_eps,
         )
@@ -420,21 +420,21 @@ class GradientMagnitude(Schedule):
 class LinearRamp(Schedule):
     """Amata: k grows linearly from `first` to `last`, and the step size shrinks as stretch / k.
 
-    It is also the schedule of DAT, whose level decreases linearly to zero.
+    It is also the schedule of DAT, whose stop threshold decreases linearly to zero.
 
     Args:
         first: k of the first epoch.
         last: The k that it grows to.
         epochs: The number of epochs of the training.
-        reaches_last: Whether the last epoch has k = last. In the released code, k grows over one epoch more.
-        level_until: The fraction of training after which the level is zero; the level is constant if None.
+        reaches_last: Whether the last epoch has k = last. In the released code k would reach it one epoch later.
+        stop_threshold_until: The fraction of training after which the threshold is zero; it is constant if None.
     """
 
     first: int
     last: int
     epochs: int = 0
     reaches_last: bool = True
-    level_until: float | None = None
+    stop_threshold_until: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -454,24 +454,24 @@ class LinearRamp(Schedule):
         span = max(1, self.epochs - 1) if self.reaches_last else self.epochs
         return self.first + (self.last - self.first) * min(epoch, span) // span
 
-    def level_at(self, epoch: int) -> float:
-        """Return the level, which decreases if level_until is given."""
-        if self.level_until is None:
-            return self.level
-        return self.level * max(0.0, 1 - epoch / (self.level_until * self.epochs))
+    def stop_threshold_at(self, epoch: int) -> float:
+        """Return the threshold, which decreases if `stop_threshold_until` is given."""
+        if self.stop_threshold_until is None:
+            return self.stop_threshold
+        return self.stop_threshold * max(0.0, 1 - epoch / (self.stop_threshold_until * self.epochs))
 
     def to_mplus(self, gamma: float, stretch_eps: float, ramp_eps: float) -> GradientMagnitude:
         """Return M+ with `last` as the largest k and the step size stretch / k; see `Schedule.to_mplus`."""
-        if self.level_until is not None:
+        if self.stop_threshold_until is not None:
             raise UsageError(
-                "m+ cannot be applied to this method: its stopping level already depends on the epoch. Use m+pgd."
+                "m+ cannot be applied to this method: its stop threshold already depends on the epoch. Use m+pgd."
             )
         return GradientMagnitude(
             gamma=gamma,
             max_steps=self.last,
             alpha=self.alpha,
             alpha_eps=self.alpha_eps,
-            level=self.level,
+            stop_threshold=self.stop_threshold,
             stretch=self.stretch,
             stretch_eps=self.stretch_eps,
         )

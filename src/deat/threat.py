@@ -127,7 +127,7 @@ class ThreatModel(ABC):
     mutable: FeatureValues | Sequence[bool] | Tensor | None = None
     name: ClassVar[str]
     pointwise: ClassVar[bool] = False
-    # The deviation of a normal vector's coordinates over the size of a sign vector's, if the two have equal norms.
+    # A normal vector and a sign vector of equal norm: the deviation of the one's coordinates over the size of the other's.
     _normal_to_sign_ratio: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -387,7 +387,8 @@ class ThreatModel(ABC):
                 is allowed too.
 
         Returns:
-            Booleans, (B,). An image with a NaN, or with a change of a fixed feature, is not allowed.
+            Booleans, (B,). An image with a NaN, or with a change of a fixed feature, is not allowed, nor one that a
+            `project` of your own would move.
         """
         adv, clean = x_adv.double(), x.double()
         delta, limit = adv - clean, torch.as_tensor(self.eps + atol * max(1.0, self.eps), dtype=torch.float64)
@@ -396,6 +397,12 @@ class ThreatModel(ABC):
         if self.box is not None:
             low, high = self.box
             allowed &= ((adv >= low - atol - rounding) & (adv <= high + atol + rounding)).flatten(1).all(1)
+        if (
+            type(self).project is not _NormBall.project
+        ):  # a set of the user's own is what its projection leaves as it is
+            unit = 2 * torch.finfo(x.dtype).eps * clean.abs().clamp(min=1)
+            moved = self.norm(self.project(clean, delta) - delta)
+            allowed &= moved <= atol * max(1.0, self.eps) + self.norm(unit)
         return allowed & (self._freeze(delta) == delta).flatten(1).all(1)
 
 
@@ -407,7 +414,7 @@ class _NormBall(ThreatModel):
         return self._norm(self._to_units(delta))
 
     def dual_norm(self, grad: Tensor) -> Tensor:
-        """Return the dual norm of the gradient by features in units of the scale; see `ThreatModel.dual_norm`."""
+        """Return the dual norm of the gradient with respect to features in units of the scale; see `ThreatModel.dual_norm`."""
         return self._dual_norm(self._from_units(grad))
 
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
@@ -620,25 +627,26 @@ class L1(_NormBall):
 class Union(ThreatModel):
     """Several balls at once: the adversary may use any of them, another one for each image.
 
-    As a threat model it is the set of all perturbations that are in at least one of the balls. Its own radius `eps` is 1,
-    and lengths are in units of each ball's radius: a step of 0.25 moves by a quarter of the radius in whichever ball.
+    As a threat model it is the set of all perturbations that are in at least one of the balls. Its own radius `eps` is
+    1, and lengths are in units of each ball's radius: a step of 0.25 moves by a quarter of the radius in whichever
+    ball.
 
     Args:
-        *threats: The balls, as threat models or as text such as "l2:0.5". Unions among them are taken apart; their rules
-            do not count.
-        rule: How a training step picks a ball. "worst" (MSD, Maini et al. 2020) makes every ball's step and keeps the one
-            with the highest loss, for one more forward pass a ball. "random" (SAT, Madaan et al. 2021) draws a ball for
-            each batch. "error" (E-AT, Croce and Hein 2022) draws it by the balls' running robust errors. "magnitude" takes
-            for each image the ball with the largest first-order rise, eps times the gradient's dual norm, which costs
-            nothing. Evaluation always attacks every ball.
+        *threats: The balls, as threat models or as text such as "l2:0.5". Unions among them are taken apart; their
+            rules do not count.
+        rule: How a training step picks a ball. "worst" (MSD, Maini et al. 2020) makes every ball's step and keeps the
+            one with the highest loss, for one more forward pass a ball. "random" (SAT, Madaan et al. 2021) draws a ball
+            for each batch. "error" (E-AT, Croce and Hein 2022) draws it by the balls' running robust errors.
+            "magnitude" takes for each image the ball with the largest first-order rise, eps times the gradient's dual
+            norm, which costs nothing. Evaluation always attacks every ball.
 
     Attributes:
         threats: The balls.
         rule: The rule.
 
     Raises:
-        UsageError: If there is no ball, two are of the same norm, a radius is 0, their boxes, scales or mutable features
-            differ, or the rule is unknown.
+        UsageError: If there is no ball, two are of the same norm, a radius is 0, their boxes, scales or mutable
+            features differ, or the rule is unknown.
 
     Example:
         >>> threat = deat.Union(deat.Linf(8 / 255), deat.L2(0.5), deat.L1(12), rule="magnitude")
@@ -884,8 +892,8 @@ def parse_threat(spec: ThreatModel | str, *, rule: str | None = None, **features
     """Parse a threat model.
 
     Args:
-        spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12", or several of them joined by "+" for a `Union`. A threat
-            model is returned unchanged, except that a union of one ball is that ball.
+        spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12", or several of them joined by "+" for a `Union`. A
+            threat model is returned unchanged, except that a union of one ball is that ball.
         rule: The rule of a union that is given as text; by default "worst".
         **features: The box, scale and mutable features of the data, which text cannot name.
 

@@ -22,7 +22,7 @@ TWICE = deat.Method("twice", deat.Replay(), Fixed(k=1, alpha_eps=0.5), deat.Inne
 
 def careful(rules):
     """Knows the rule set."""
-    ascent = deat.InnerAttack(start="bernoulli", noisy=rules.noisy)
+    ascent = deat.InnerAttack(start="bernoulli", random_start_at_k0=rules.random_start_at_k0)
     return deat.Method("careful", deat.Craft(), Fixed(k=3, alpha_eps=0.4), ascent, deat.Trades(beta=2.0))
 
 
@@ -64,8 +64,8 @@ def test_method_from_a_file_trains_without_being_registered(method_file, name):
 
 
 def test_function_in_a_file_receives_the_rule_set(method_file):
-    assert not deat.get_method(f"{method_file}:careful").attack.noisy
-    assert deat.get_method(f"{method_file}:careful", rules="released").attack.noisy
+    assert not deat.get_method(f"{method_file}:careful").attack.random_start_at_k0
+    assert deat.get_method(f"{method_file}:careful", rules="released").attack.random_start_at_k0
 
 
 def test_method_from_a_file_composes_with_m_plus_and_f_plus(method_file):
@@ -82,7 +82,7 @@ def test_method_from_a_file_composes_with_m_plus_and_f_plus(method_file):
 
 def test_prefixes_stand_before_a_method_in_a_file(method_file):
     assert deat.get_method(f"m+{method_file}:careful") == deat.mplus(deat.get_method(f"{method_file}:careful"))
-    assert deat.get_method(f"M+F+{method_file}:careful").schedule.level == 3
+    assert deat.get_method(f"M+F+{method_file}:careful").schedule.stop_threshold == 3
 
 
 REGISTERING = """
@@ -149,7 +149,12 @@ def test_what_is_no_method_in_a_file_is_refused(method_file, name, says):
 def test_registered_method_is_found_by_name_and_number_and_composes():
     @deat.register_method("bold-K")
     def bold(rules, k: int = 4):
-        return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha_eps=0.5), deat.InnerAttack(noisy=rules.noisy))
+        return deat.Method(
+            "bold",
+            deat.Craft(),
+            Fixed(k=k, alpha_eps=0.5),
+            deat.InnerAttack(random_start_at_k0=rules.random_start_at_k0),
+        )
 
     assert "bold-4" in method_registry.list_methods()
     assert deat.get_method("bold") == deat.get_method("Bold-4")

@@ -150,7 +150,7 @@ def test_weights_at_chance_are_reported_with_the_likely_cause(
     cause: str, trained: nn.Module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, normalize, words = CAUSES[cause]
-    monkeypatch.setattr(deat.DataSplits, "channel_stats", lambda *_: STATISTICS)
+    monkeypatch.setattr(deat.DataSplits, "channel_stats", lambda *_, **__: STATISTICS)
     deat.save_weights(make(trained), "w.safetensors")
     assert main([*QUICK, "--init", "w.safetensors", "--out", "run", "--normalize", normalize]) == 0
     told = capsys.readouterr()

@@ -110,7 +110,7 @@ def test_a_run_on_cifar100_is_evaluated_by_the_numbers_in_its_record(tmp_path, m
     assert (record.statistics.mean, record.statistics.std) == datasets._CIFAR_MEAN_STD["cifar10"]
     run = resolve_request(record.request, statistics=record.statistics, **vars(record.config))
     assert run.normalization == datasets._CIFAR_MEAN_STD["cifar10"]
-    assert resolve_request(record.request, **vars(record.config)).normalization == datasets._CIFAR100_MEAN_STD
+    assert resolve_request(record.request, **vars(record.config)).normalization == datasets._CIFAR_MEAN_STD["cifar100"]
     assert main(["resume", "older"]) == 0
     assert main(["evaluate", "older", "--data-root", str(tmp_path), "--attacks", "natural"]) in (0, 6)
     weights = read_tensors(Path("older/last/model.safetensors"))

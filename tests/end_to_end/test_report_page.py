@@ -8,9 +8,11 @@ import re
 
 import pytest
 
+from deat.cli import report
 from deat.cli.main import main
 from deat.evaluation.sanity import Flag
 from deat.recipes.paper_numbers import PAPER_TABLES
+from deat.report.figure_data import Figure, PlotLine, build_radius_panel
 from helpers.browser import ABSENT, browser
 from helpers.runs import make_bench, make_run, one_run
 
@@ -385,6 +387,28 @@ def test_a_single_row_opens_with_scores_and_curves_and_is_compared_with_nobody(w
         window.click("#seeds")
         assert window.js(drawn) > 16
     assert window.js("return document.documentElement.scrollWidth") <= width
+    quiet(window)
+
+
+def test_labels_of_axes_are_whole_and_those_of_k_are_whole_numbers(window, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run", "pgd-3", shares={"natural": 0.9, "pgd-20": 0.5})
+    line = PlotLine("pgd-3", 0, [n / 255 for n in (0, 4, 8, 12, 16, 24)], [0.9, 0.7, 0.5, 0.4, 0.3, 0.2])
+    sweep = Figure("sweep", "Accuracy by radius", [build_radius_panel("PGD-20", [line])])
+    monkeypatch.setattr(report, "make_sweep_figure", lambda *_: sweep)
+    assert main(["report", str(run), "--no-figures", "--sweep", "10", "--out", str(tmp_path / "report")]) == 0
+    window.size(1200, 900)
+    window.open(tmp_path / "report" / "index.html")
+    texts = window.js(
+        "return [...document.querySelectorAll('[data-panel]')].map(p => [p.previousSibling.textContent, "
+        "[...p.querySelectorAll('svg > text')].map(t => [t.textContent, "
+        "t.getBoundingClientRect().right - p.querySelector('svg').getBoundingClientRect().right])])"
+    )
+    labels = {title: [text for text, _ in shown] for title, shown in texts}
+    assert {"0", "8/255", "24/255"} < set(labels["PGD-20"])
+    assert max(beyond for _, shown in texts for _, beyond in shown) <= 0.5
+    steps = [text for text in labels["adversarial steps k"] if text[0].isdigit()]
+    assert len(steps) > 1
+    assert all(text.isdigit() for text in steps)
     quiet(window)
 
 

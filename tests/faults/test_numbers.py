@@ -71,7 +71,7 @@ def test_bad_loss_before_an_interruption_is_not_saved(tmp_path, monkeypatch):
     real = trainer.game.end_batch
     trainer.game.end_batch = lambda r: (
         real(r),
-        trainer.interruption.request() if trainer.epoch and trainer.step else None,
+        trainer.interruption.request() if trainer.epoch and trainer.batches_done else None,
     )
     with pytest.raises(NumericalError, match="epoch 2, batch 2"):
         trainer.fit()

@@ -114,3 +114,10 @@ def test_quick_says_with_which_flag_it_takes_three_minutes():
     quick = recipes.get_recipe("quick")
     for text in (quick.summary, quick.description):
         assert "three minutes on two cores (--jobs 2)" in " ".join(text.split())
+
+
+def test_rows_of_a_recipe_are_selected_by_their_label() -> None:
+    command = BenchCommand("front", rows="deat-3*at 16, fgsm *", seeds="1")
+    cells, _ = plan_cells(recipes.get_recipe("front"), command)
+    names = [cell.name for cell in cells]
+    assert names == [f"{row}, seed 1" for row in ("deat-3 at 16", "deat-3 smoothed at 16", "fgsm at 16", "fgsm at 32")]

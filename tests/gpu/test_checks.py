@@ -73,5 +73,5 @@ def test_an_interrupted_evaluation_is_resumed(tmp_path: Path) -> None:
 def test_aa_says_what_each_part_felled_and_raises_no_flag_on_an_honest_network() -> None:
     found = deat.evaluate(convolutional().cuda(), digits(60), threat=THREAT, attacks=["natural", "pgd-20", "aa"])
     natural, _, whole = found.results
-    assert sum(whole.felled.values()) == sum(natural.correct) - sum(whole.correct)
+    assert sum(whole.num_fooled_by_stage.values()) == sum(natural.correct) - sum(whole.correct)
     assert found.flags == []

@@ -46,7 +46,7 @@ def test_no_host_synchronisation_inside_an_epoch(method: str) -> None:
     trainer = make_trainer(method, "bf16", epochs=5)
     for _ in range(3):
         trainer.run_epoch()  # the first epochs allocate, record, and find YOPO's first layer
-    budget = trainer.schedule.budget(trainer.state, trainer.epoch)
+    budget = trainer.schedule.budget(trainer.schedule_state, trainer.epoch)
     read, record = trainer.game.meter.read, None
     trainer.game.meter.read = lambda epoch: None  # type: ignore[assignment, return-value]
     batches = list(trainer.train.epoch(3))
@@ -188,7 +188,7 @@ def test_resumed_training_is_exact_where_it_is_deterministic(method: str, engine
     with pytest.raises(Interrupted):
         first.fit()
     assert Checkpoints(tmp_path).resume_or_start(second)
-    assert (second.epoch, second.step) == (2, 1)
+    assert (second.epoch, second.batches_done) == (2, 1)
     second.fit()
     assert second.history == whole.history
     for one, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):

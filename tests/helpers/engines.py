@@ -66,4 +66,4 @@ def growing(name: str) -> deat.Method:
     """A method whose k is 0, 1, 2 and 3, an epoch each."""
     method = deat.get_method(name)
     held = method.schedule
-    return replace(method, schedule=EveryEpochs(period=1, alpha_eps=held.alpha_eps, level=held.level))
+    return replace(method, schedule=EveryEpochs(period=1, alpha_eps=held.alpha_eps, stop_threshold=held.stop_threshold))

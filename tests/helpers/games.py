@@ -95,8 +95,8 @@ class WatchedGame(deat.Game):
         self._look(r)
         return r
 
-    def step_delta(self, r: Buffers) -> None:
-        super().step_delta(r)
+    def step_delta_in_move(self, r: Buffers) -> None:
+        super().step_delta_in_move(r)
         self._look(r)
 
     def ascend(self, r: Buffers) -> None:

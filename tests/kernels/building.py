@@ -69,7 +69,7 @@ def build_first(half: str, weight: str, channels: int, side: int, out: int, **fl
 
 def build_end(half: str, weight: str, classes: int) -> None:
     """A network's end and its cross-entropy."""
-    kinds = dict.fromkeys(("weight", "bias", "by_weight", "by_bias"), weight) | {"label": "*i64"}
+    kinds = dict.fromkeys(("weight", "bias", "grad_weight", "grad_bias"), weight) | {"label": "*i64"}
     sizes = {"CO": classes, "BO": max(16, 1 << (classes - 1).bit_length())}
     build(
         classifier_head_triton.head_forward_kernel,
@@ -105,11 +105,11 @@ def build_end(half: str, weight: str, classes: int) -> None:
 def main() -> None:
     """Every kernel, with what PreAct-ResNets and ResNets ask of it."""
     for gather, add in product((True, False), (True, False)):
-        forth = {"GATHER": gather, "ADD": add, "BESIDE": not add, "RELU": True, "TRACK": True, "MOMENTUM": 0.1}
+        forth = {"GATHER": gather, "ADD": add, "RESIDUAL": not add, "RELU": True, "TRACK": True, "MOMENTUM": 0.1}
         check_order(build(batch_norm_triton.batch_norm_forward_kernel, "*bf16", BATCH=True, **forth, **TILE), gather)
         back = {"GATHER": gather, "ADD": add, "RELU": True, "GATED": not add}
         check_order(build(batch_norm_triton.batch_norm_backward_kernel, "*bf16", BATCH=True, **back, **TILE), gather)
-    eval_forth = {"BATCH": False, "ADD": True, "BESIDE": False, "RELU": True, "TRACK": False, "MOMENTUM": 0.1}
+    eval_forth = {"BATCH": False, "ADD": True, "RESIDUAL": False, "RELU": True, "TRACK": False, "MOMENTUM": 0.1}
     build(batch_norm_triton.batch_norm_forward_kernel, "*fp16", GATHER=False, **eval_forth, **TILE)
     build(
         batch_norm_triton.batch_norm_backward_kernel,

@@ -125,7 +125,10 @@ class Darker(Augment):
 KEPT: dict[str, Callable[[], tuple[ImageSet, Augment | None]]] = {
     "no augmentation": lambda: (random_set(), None),
     "an augmentation of one's own": lambda: (random_set(), Darker(2)),
-    "doubles": lambda: (ImageSet(torch.rand(8, 1, 4, 4, dtype=torch.float64), torch.zeros(8), ("a",)), Augment(2)),
+    "doubles": lambda: (
+        ImageSet(torch.rand(8, 1, 4, 4, dtype=torch.float64), torch.zeros(8).long(), ("a",)),
+        Augment(2),
+    ),
 }
 
 

@@ -153,7 +153,7 @@ def counted(ranks: Distributed, name: str) -> dict[str, int]:
     seen = {"ascend": 0, "joint": 0, "other": 0}
     where = ["other"]
     trainer = trainer_of(name, data=learnable(24), epochs=1, batch_size=12, distributed=ranks)
-    trainer.state = {**trainer.state, **({"k": 2} if "k" in trainer.state else {})}
+    trainer.schedule_state = {**trainer.schedule_state, **({"k": 2} if "k" in trainer.schedule_state else {})}
 
     class Watched(type(trainer.game)):  # type: ignore[misc]
         def _run_move(self, move: str, *rest: Any) -> None:
@@ -220,7 +220,7 @@ def with_batch_norm(ranks: Distributed) -> tuple[str, list[float], bool]:
     net = conv_net(batch_norm=True)
     trainer = trainer_of("m+trades-2", net, data=learnable(24), val=learnable(9, seed=5), epochs=2, distributed=ranks)
     result = trainer.fit()
-    own = ranks.all_gather([float(v) for v in net[1].running_mean])
+    own = ranks.all_gather_json([float(v) for v in net[1].running_mean])
     return fingerprint(net), [s.val_robust for s in result.history], own[0] == own[1]  # type: ignore[misc]
 
 
@@ -268,7 +268,7 @@ def poisoned(ranks: Distributed) -> tuple[str, int, int]:
     try:
         trainer.fit()
     except NumericalError as error:
-        return str(error), trainer.epoch, trainer.step
+        return str(error), trainer.epoch, trainer.batches_done
     return "no error", -1, -1
 
 
@@ -399,8 +399,8 @@ def agreed(ranks: Distributed) -> list[Any]:
     text = "é" * (5 * ranks.rank)
     mine = {"rank": ranks.rank, "text": text, "tiny": 1e-300 * (ranks.rank + 1)}
     return [
-        ranks.all_gather(mine),
-        ranks.broadcast(mine),
+        ranks.all_gather_json(mine),
+        ranks.broadcast_json(mine),
         ranks.all_reduce_sum([0.1, float(ranks.rank)]),
         ranks.all_reduce_any(ranks.rank == 1),
         ranks.all_reduce_any(False),
@@ -421,7 +421,7 @@ def test_alone_every_part_is_the_whole() -> None:
     assert alone == Distributed(0, 1)
     assert alone.is_main
     assert not alone.is_multiprocess
-    assert alone.all_gather({"a": 1}) == [{"a": 1}]
+    assert alone.all_gather_json({"a": 1}) == [{"a": 1}]
     assert alone.all_reduce_sum([1.5]) == [1.5]
     net = conv_net()
     before = weights(net)

@@ -146,12 +146,12 @@ def test_the_result_counts_the_images_that_each_part_fooled(tmp_path):
     options = {"threat": deat.Linf(0.15), "attacks": ["natural", "apgd-ce", "aa"], "sanity": False, "block": 12}
     evaluation = evaluate(net, data, save=tmp_path / "evaluation.json", **options)
     natural, part, whole = evaluation.results
-    assert list(whole.felled) == list(AUTOATTACK_PARTS)
-    assert sum(whole.felled.values()) == sum(natural.correct) - sum(whole.correct)
-    assert whole.felled["apgd-ce"] > 0
-    assert natural.felled == part.felled == {}
+    assert list(whole.num_fooled_by_stage) == list(AUTOATTACK_PARTS)
+    assert sum(whole.num_fooled_by_stage.values()) == sum(natural.correct) - sum(whole.correct)
+    assert whole.num_fooled_by_stage["apgd-ce"] > 0
+    assert natural.num_fooled_by_stage == part.num_fooled_by_stage == {}
     data = json.loads((tmp_path / "evaluation.json").read_text())
-    assert data["attacks"][2]["felled"] == whole.felled
+    assert data["attacks"][2]["felled"] == whole.num_fooled_by_stage
     assert deat.load_evaluation(tmp_path / "evaluation.json") == evaluation
 
 
@@ -177,8 +177,8 @@ def test_an_interruption_loses_one_part_of_one_block_at_most(left, cascade, tmp_
     parts = [*AUTOATTACK_PARTS, *AUTOATTACK_PARTS]
     assert parts_run == [*parts[: left + 1], *parts[left:]]
     assert evaluation.verdicts == whole.verdicts
-    assert [(r.felled, r.forwards, r.backwards, r.invalid) for r in evaluation.results] == [
-        (r.felled, r.forwards, r.backwards, r.invalid) for r in whole.results
+    assert [(r.num_fooled_by_stage, r.forwards, r.backwards, r.invalid) for r in evaluation.results] == [
+        (r.num_fooled_by_stage, r.forwards, r.backwards, r.invalid) for r in whole.results
     ]
     assert sum(whole.verdicts["aa"]) > 2
 
@@ -186,7 +186,7 @@ def test_an_interruption_loses_one_part_of_one_block_at_most(left, cascade, tmp_
 @pytest.mark.usefixtures("_small_budget")
 def test_a_network_that_only_square_fools_is_flagged_without_other_attacks():
     evaluation = evaluate(quantised(tiny()), digits(40), threat=deat.Linf(0.25), attacks=["aa"], sanity=False)
-    assert evaluation.results[0].felled["square"] > 2
+    assert evaluation.results[0].num_fooled_by_stage["square"] > 2
     assert [flag.name for flag in evaluation.flags] == ["black_box_wins"]
 
 

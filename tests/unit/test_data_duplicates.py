@@ -36,7 +36,7 @@ def test_of_a_large_streamed_set_only_some_files_are_read(tmp_path, monkeypatch)
     monkeypatch.setattr(duplicates, "MAX_COMPARED_FILES", 50)
     assert find_equal_files(same, range(20), range(20, 40)) == [(0, 0), (1, 0)]
     assert len(read) <= 50
-    monkeypatch.setattr(duplicates, "MAX_TRAIN_FILES", 19)
+    monkeypatch.setattr(duplicates, "MAX_REFERENCE_FILES", 19)
     assert find_equal_files(same, range(20), range(20, 40)) == []
 
 

@@ -34,7 +34,7 @@ def after(trainer, epoch, seconds, warm_up=0.0):
     """An epoch of so many seconds has ended."""
     trainer.game.cost.backprops = 6 * (epoch - 1)
     trainer.compile_policy.before_epoch(trainer)
-    trainer.epoch, trainer.step, trainer.game.cost.backprops = epoch, 0, 6 * epoch
+    trainer.epoch, trainer.batches_done, trainer.game.cost.backprops = epoch, 0, 6 * epoch
     trainer.compile_policy.after_epoch(trainer, EpochTiming(epoch - 1, seconds, 0.0, 1.0, warm_up_seconds=warm_up))
 
 
@@ -106,7 +106,7 @@ def glances(trainer, monkeypatch, seconds, warm_up=0.0, batches=4):
     trainer.game.cost.backprops = trainer.game.executor.warm_up_seconds = 0
     trainer.compile_policy.before_epoch(trainer)
     for step in range(1, batches + 1):
-        trainer.step, trainer.game.cost.backprops = step, 2 * step
+        trainer.batches_done, trainer.game.cost.backprops = step, 2 * step
         trainer.game.executor.warm_up_seconds += warm_up * (step == 2)
         trainer.compile_policy.after_batch(trainer)
 
@@ -178,4 +178,4 @@ def test_callbacks_can_read_which_engine_runs(paced, capsys, monkeypatch):
     said = [text.rpartition("s")[2] for text in capsys.readouterr().out.splitlines()]
     assert said == [" recorded", " compiled", " compiled", ""]
     said = [text for text in out.getvalue().splitlines() if "moves" in text]
-    assert said == ["  moves are compiled from here on", "  moves are eager from here on"]
+    assert [("compiled" in text, "eager" in text) for text in said] == [(True, False), (False, True)]

@@ -350,7 +350,7 @@ def friendly_one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, thr
     """FAT as its authors describe it, one image at a time."""
     finished = []
     for i in range(len(y)):
-        image, label, delta, left = x[i : i + 1], y[i : i + 1], start[i : i + 1].clone(), budget.level
+        image, label, delta, left = x[i : i + 1], y[i : i + 1], start[i : i + 1].clone(), budget.stop_threshold
         for _ in range(budget.k):
             delta.requires_grad_()
             logits = net(image + delta)
@@ -376,7 +376,7 @@ def converged_one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, th
             (grad,) = torch.autograd.grad(cross_entropy(net(image + delta), label).sum(), delta)
             delta = delta.detach()
             fosc = threat.eps * threat.dual_norm(grad).item() - (grad * (delta - begun)).sum().item()
-            if fosc <= budget.level:
+            if fosc <= budget.stop_threshold:
                 break
             delta = threat.pgd_step(image, delta, grad, budget.step_size)
         finished.append(delta)
@@ -429,7 +429,7 @@ def test_active_counts_the_examples_that_really_moved():
         moved += int((r.delta != before).flatten(1).any(1).sum())
     game.joint_update(r)
     game.end_batch(r)
-    assert game.meter.read(0).active == moved
+    assert game.meter.read(0).num_image_steps == moved
     assert 0 < moved < 5 * len(y)
 
 
@@ -449,7 +449,7 @@ def test_compact_equals_mask_in_eval_mode_batch_norm(name, threat):
     assert torch.equal(active, still)
     torch.testing.assert_close(delta, masked, rtol=0, atol=1e-9)
     torch.testing.assert_close(also, trained, rtol=0, atol=1e-9)
-    assert other.active == record.active
+    assert other.num_image_steps == record.num_image_steps
     assert other.magnitude == pytest.approx(record.magnitude, rel=1e-9)
 
 

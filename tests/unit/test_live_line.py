@@ -79,13 +79,13 @@ def test_the_line_says_how_far_it_is_within_and_across_epochs() -> None:
     assert "epoch 1/4  batch 1/3  k 2  0 backprops" in line.format()
     assert "-:-- left" in line.format()
     trainer.run_epoch()
-    trainer.step = 1
+    trainer.batches_done = 1
     shown = line.format()
     assert "epoch 2/4  batch 2/3" in shown
     assert shown.count("━") == round(20 * (1 + 1 / 3) / 4)
     line.start_time = time.perf_counter() - 90  # 9 backprops took 90 s, and 8 batches of 3 are left
     assert "4:00 left" in line.format()
-    trainer.step = 3
+    trainer.batches_done = 3
     assert "validation" in line.format()
     trainer.epoch = 4
     assert line.format() == ""

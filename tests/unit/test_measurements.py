@@ -102,7 +102,7 @@ def test_measurements_of_half_an_epoch_come_through_a_checkpoint():
 
     class SaveInside:
         def on_batch(self, trainer: deat.Trainer, buffers: Buffers) -> None:
-            if (trainer.epoch, trainer.step) == (1, 1):
+            if (trainer.epoch, trainer.batches_done) == (1, 1):
                 state.update(json.loads(json.dumps(trainer.game.meter.state_dict())))
 
     halves.callbacks.append(SaveInside())

@@ -17,7 +17,7 @@ def finished(n: int, *, loss: float = 1.0, hits: int = 1, magnitude: float = 2.0
     r.loss.fill_(loss)
     r.num_correct.fill_(hits)
     r.magnitude.fill_(magnitude)
-    r.valid.fill_(valid)
+    r.update_applied.fill_(valid)
     return r
 
 
@@ -68,7 +68,7 @@ def test_active_counts_ascended_examples():
     meter = Meter("cpu")
     for mask in ([True, False, True], [False, False, True]):
         meter.count_active(torch.tensor(mask))
-    assert meter.read(0).active == 3
+    assert meter.read(0).num_image_steps == 3
 
 
 @pytest.mark.parametrize("what", ["loss", "magnitude"])

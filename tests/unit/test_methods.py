@@ -97,7 +97,7 @@ REFUSED = {
     "m+natural": "adversary",
     "m+deat-3": "which already changes k",
     "m+deat-40%": "which already changes k",
-    "m+dat": "level already depends",
+    "m+dat": "already depends on the epoch",
     "m+m+deat": "which already changes k",
     "m+free-1": "adversary",
     "f+free": "crafts before it updates",
@@ -268,12 +268,12 @@ def test_friendly_methods_grant_three_steps_and_dat_stops_at_its_level():
     for name in ("fat-5", "f+trades", "f+mart", "m+fat-5", "m+f+trades"):
         method = default(name)
         assert method.attack.freeze == StopWhenFooled()
-        assert method.schedule.level == 3
-    assert deat.friendly(default("pgd-7"), tau=1).schedule.level == 1
+        assert method.schedule.stop_threshold == 3
+    assert deat.friendly(default("pgd-7"), tau=1).schedule.stop_threshold == 1
     dat = default("dat")
     assert dat.attack.freeze == StopWhenConverged()
     assert dat.attack.batch_norm == "train"
-    assert [dat.bind(EPS, 120).budget({}, t).level for t in (0, 50, 100)] == pytest.approx([0.5, 0.25, 0])
+    assert [dat.bind(EPS, 120).budget({}, t).stop_threshold for t in (0, 50, 100)] == pytest.approx([0.5, 0.25, 0])
     assert {dat.bind(EPS, 120).budget({}, t).k for t in range(120)} == {10}
 
 
@@ -366,8 +366,8 @@ def test_m_amata_keeps_its_steps_at_two_and_a_half_eps_over_k(rules):
 
 @pytest.mark.parametrize("name", [n for n in method_registry.list_methods() if n != "natural"])
 def test_epochs_with_k_0_are_clean_by_the_paper_and_noisy_by_the_released_code(name):
-    assert not default(name).attack.noisy
-    assert released(name).attack.noisy
+    assert not default(name).attack.random_start_at_k0
+    assert released(name).attack.random_start_at_k0
 
 
 def test_amata_reaches_its_last_k_by_the_paper_only():
@@ -425,7 +425,7 @@ def test_tuned_settings_reach_the_declaration_and_nothing_else_changes():
         default("m+deat").probe,
     )
     assert configure_method(default("f+trades"), EPS, beta=3.0, tau=0, compact=True).objective == Trades(beta=3.0)
-    assert configure_method(default("f+trades"), EPS, tau=0).schedule.level == 0
+    assert configure_method(default("f+trades"), EPS, tau=0).schedule.stop_threshold == 0
     assert configure_method(default("pgd-7"), EPS) == default("pgd-7")
 
 

@@ -38,7 +38,7 @@ def make_optimizer(**settings: object) -> torch.optim.Optimizer:
 
 def test_named_optimizers_are_those_of_torch_with_the_given_settings() -> None:
     adamw = make_optimizer(optimizer="adamw", lr=0.01, betas=(0.8, 0.9), weight_decay=0.3)
-    assert type(adamw) is torch.optim.AdamW
+    assert isinstance(adamw, torch.optim.AdamW)
     group = adamw.param_groups[0]
     assert (group["lr"], group["betas"], group["weight_decay"]) == (0.01, (0.8, 0.9), 0.3)
     rmsprop = make_optimizer(optimizer="rmsprop", momentum=0.5).param_groups[0]

@@ -466,11 +466,11 @@ def test_last_epoch_can_be_rolled_back():
 def test_going_back_keeps_the_steps_that_friendly_attacks_took():
     trainer = trainer_with(method="fat-3")
     trainer.run_epoch()
-    state, first = copy.deepcopy(trainer.state_dict()), trainer.active
+    state, first = copy.deepcopy(trainer.state_dict()), trainer.num_image_steps
     trainer.run_epoch()
-    spent = trainer.active
+    spent = trainer.num_image_steps
     trainer.rewind(state)
-    assert 0 < first < spent == trainer.active
+    assert 0 < first < spent == trainer.num_image_steps
 
 
 def test_validation_computes_as_training_does_and_the_watch_exactly():

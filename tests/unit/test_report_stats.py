@@ -19,7 +19,7 @@ def write_run(path, seed, hits, *, backprops=40, name="evaluation.json"):
     (path / "run.json").write_text(json.dumps({**about, "settings": {"seed": seed, "batch_size": 32, "epochs": 2}}))
     judge(path, hits, name)
     for epoch in range(2):
-        numbers = dict.fromkeys(EpochStats.__annotations__, 0) | {"epoch": epoch, "examples": 100}
+        numbers = dict.fromkeys(EpochStats.__annotations__, 0) | {"epoch": epoch, "examples": 100, "measured": {}}
         append_record(path / "history.jsonl", EpochStats(**{**numbers, "backprops": backprops * (epoch + 1) // 2}))
         append_record(path / "timing.jsonl", EpochTiming(epoch, 30.0, 5.0, 1.0))
 

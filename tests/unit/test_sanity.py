@@ -476,11 +476,11 @@ def test_every_flag_is_documented():
 N = 1000
 
 
-def consistency_flags(cascade=False, felled=None, **percent: float) -> list[str]:
+def consistency_flags(cascade=False, num_fooled_by_stage=None, **percent: float) -> list[str]:
     """The flags of an evaluation whose attacks leave these accuracies in percent; _ in a name stands for -."""
     counts = {name.replace("_", "-"): round(N * share / 100) for name, share in percent.items()}
     results = [
-        AttackResult(name, [i < k for i in range(N)], 0, 1.0, N, N, (felled or {}).get(name, {}))
+        AttackResult(name, [i < k for i in range(N)], 0, 1.0, N, N, (num_fooled_by_stage or {}).get(name, {}))
         for name, k in counts.items()
     ]
     attacks = {name: describe_attack(get_attack(name), THREAT) for name in counts}
@@ -534,8 +534,8 @@ def test_the_attack_that_does_nothing_is_identified_by_its_settings_not_by_its_n
 @pytest.mark.parametrize(("fooled", "expected"), [(0, []), (5, []), (6, ["black_box_wins"])])
 @pytest.mark.parametrize("cascade", [False, True])
 def test_images_that_only_square_fools_are_flagged(fooled, expected, cascade):
-    felled = {"aa": {"apgd-ce": 400, "apgd-t": 50, "fab-t": 0, "square": fooled}}
-    assert consistency_flags(cascade, felled, aa=50) == expected
+    num_fooled_by_stage = {"aa": {"apgd-ce": 400, "apgd-t": 50, "fab-t": 0, "square": fooled}}
+    assert consistency_flags(cascade, num_fooled_by_stage, aa=50) == expected
     assert consistency_flags(cascade, {"aa": {"square": fooled, "apgd-ce": 400}}, aa=50) == []
 
 

@@ -17,13 +17,15 @@ from deat.errors import NumericalError, UsageError
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, LinearRamp, Schedule
 
 SCHEDULES = {
-    "fixed": Fixed(k=3, alpha=0.1, level=3),
+    "fixed": Fixed(k=3, alpha=0.1, stop_threshold=3),
     "every epochs": EveryEpochs(period=3, alpha=0.1),
     "accuracy above": AccuracyAbove(percent=40, alpha=0.1, max_steps=3),
     "gradient magnitude": GradientMagnitude(alpha=0.1, max_steps=7),
     "ramped": GradientMagnitude(alpha=0.02, max_steps=2, ramp=0.1),
     "linear": LinearRamp(first=2, last=10, epochs=20, stretch=0.25, alpha=0.1),
-    "falling level": LinearRamp(first=10, last=10, epochs=20, alpha=0.1, level=0.5, level_until=5 / 6),
+    "falling level": LinearRamp(
+        first=10, last=10, epochs=20, alpha=0.1, stop_threshold=0.5, stop_threshold_until=5 / 6
+    ),
 }
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 M_PLUS = GradientMagnitude(gamma=1.01, max_steps=7, alpha=10 / 255)
@@ -245,8 +247,8 @@ def test_linear_that_does_not_know_the_epochs_says_so():
 
 
 def test_falling_level_reaches_zero_at_its_fraction_of_training():
-    dat = LinearRamp(first=10, last=10, epochs=120, alpha=0.25, level=0.5, level_until=5 / 6)
-    levels = [dat.budget({}, epoch).level for epoch in (0, 50, 100, 119)]
+    dat = LinearRamp(first=10, last=10, epochs=120, alpha=0.25, stop_threshold=0.5, stop_threshold_until=5 / 6)
+    levels = [dat.budget({}, epoch).stop_threshold for epoch in (0, 50, 100, 119)]
     assert levels == pytest.approx([0.5, 0.25, 0.0, 0.0])
 
 
@@ -314,18 +316,20 @@ def test_natural_training_needs_no_step_size():
 
 
 def test_a_schedule_shows_the_lengths_that_it_was_given():
-    assert repr(Fixed(k=3, alpha_eps=0.25)) == "Fixed(alpha_eps=0.25, level=0.0, k=3)"
-    assert repr(Fixed(k=3, alpha_eps=0.25).bind(2.0, 9)) == "Fixed(alpha=0.5, level=0.0, stretch=0.0, k=3)"
+    assert repr(Fixed(k=3, alpha_eps=0.25)) == "Fixed(alpha_eps=0.25, stop_threshold=0.0, k=3)"
+    assert repr(Fixed(k=3, alpha_eps=0.25).bind(2.0, 9)) == "Fixed(alpha=0.5, stop_threshold=0.0, stretch=0.0, k=3)"
     assert "ramp_eps=1.0" in repr(GradientMagnitude(alpha_eps=0.25, ramp_eps=1.0))
 
 
 def test_bind_makes_every_length_absolute_and_leaves_the_rest():
-    declared = GradientMagnitude(alpha_eps=0.25, stretch_eps=1.0, ramp_eps=2.0, level=3.0, gamma=1.1, max_steps=5)
+    declared = GradientMagnitude(
+        alpha_eps=0.25, stretch_eps=1.0, ramp_eps=2.0, stop_threshold=3.0, gamma=1.1, max_steps=5
+    )
     bound = declared.bind(0.1, 50)
     assert (bound.alpha, bound.stretch, bound.ramp) == pytest.approx((0.025, 0.1, 0.2))
-    assert (bound.level, bound.gamma, bound.max_steps) == (3.0, 1.1, 5)
-    linear = LinearRamp(first=2, last=10, stretch_eps=2.5, level=0.5).bind(0.1, 50)
-    assert (linear.stretch, linear.epochs, linear.level) == (0.25, 50, 0.5)
+    assert (bound.stop_threshold, bound.gamma, bound.max_steps) == (3.0, 1.1, 5)
+    linear = LinearRamp(first=2, last=10, stretch_eps=2.5, stop_threshold=0.5).bind(0.1, 50)
+    assert (linear.stretch, linear.epochs, linear.stop_threshold) == (0.25, 50, 0.5)
 
 
 def test_ramp_that_k_steps_reach_but_for_rounding_is_reached():
@@ -350,7 +354,7 @@ def test_linear_growth_ends_at_its_last_k():
         *[(lambda c=c: EveryEpochs(period=1, max_steps=c, alpha=0.1), "max_steps") for c in (0, 4.0)],
         (lambda: AccuracyAbove(percent=40, max_steps=0, alpha=0.1), "max_steps"),
         *[(lambda a=a: Fixed(k=1, alpha=a), "alpha") for a in (-0.1, math.nan, math.inf, "0.1")],
-        (lambda: Fixed(k=1, alpha=0.1, level=-1), "level"),
+        (lambda: Fixed(k=1, alpha=0.1, stop_threshold=-1), "stop_threshold"),
         (lambda: Fixed(k=1, stretch=math.nan), "stretch"),
         (lambda: GradientMagnitude(ramp=-1.0, alpha=0.1), "ramp"),
         *[(lambda k=k: Fixed(k=k, alpha=0.1), "k must") for k in (-1, 0.5, 2.0, math.nan)],

@@ -267,3 +267,37 @@ def test_the_threat_model_may_follow_the_name_and_a_bare_radius_there_is_refused
     assert deat.attack("pgd-7", "l2:0.5").threat == deat.L2(0.5)
     with pytest.raises(UsageError, match="A radius is eps="):
         deat.attack("pgd-7", 8 / 255)  # type: ignore[arg-type]
+
+
+class Brighter(deat.Linf):
+    """Pixels may only become brighter."""
+
+    def project(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Project, and drop what is darker."""
+        return super().project(x, delta).clamp(min=0)
+
+
+def test_a_threat_model_of_your_own_holds_in_every_attack_or_is_refused(net: nn.Module) -> None:
+    x, y = batch()
+    for name in ("aa", "square"):
+        with pytest.raises(UsageError, match=r"of your own.*Use pgd-N"):
+            deat.attack(name, Brighter(0.1), stop_early=True)(net, x, y)
+        with pytest.raises(UsageError, match=r"of your own.*Use pgd-N"):
+            deat.evaluate(net, (x, y), threat=Brighter(0.1), attacks=[name], progress=False)
+    adv = deat.attack("pgd-5", Brighter(0.1))(net, x, y)
+    assert (adv >= x).all()
+    with pytest.raises(UsageError, match="outside the ball"):
+        deat.attack(Darker(), Brighter(0.1))(net, x, y)
+    wide = deat.evaluate(net, (x, y), threat=deat.Linf(0.5), attacks=["natural", Darker()], sanity=False)
+    evaluation = deat.evaluate(net, (x, y), threat=Brighter(0.5), attacks=["natural", Darker()], sanity=False)
+    assert wide.accuracy["darker"] < evaluation.accuracy["darker"] == evaluation.accuracy["natural"]
+    assert "invalid_examples" in {flag.name for flag in evaluation.flags}
+
+
+class Darker:
+    """An attack in Linf that may only darken."""
+
+    name = "darker"
+
+    def __call__(self, model: Any, x: Tensor, y: Tensor, threat: Any, generator: Any = None) -> Tensor:
+        return (x - 0.95 * threat.eps).clamp(min=0)

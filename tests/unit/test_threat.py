@@ -490,6 +490,24 @@ def test_a_threat_of_your_own_draws_its_start_by_a_public_method():
     assert torch.equal(delta, Linf(0.1).project(x, HalfBox(0.1).sample_uniform(x.flatten(1), seeded(0)).view_as(x)))
 
 
+class HalfL1(L1):
+    """As HalfBox, in L1."""
+
+    def project(self, x: Tensor, delta: Tensor) -> Tensor:
+        return super().project(x, delta).clamp(min=0)
+
+
+@pytest.mark.parametrize("t", [HalfBox(0.1), HalfL1(2.0)], ids=str)
+def test_what_a_projection_of_your_own_would_move_is_not_in_the_threat_model(t):
+    x = images((3, 3, 16, 16)).float()
+    inside = t.project(x, noise(x, 1).float())
+    assert inside.abs().max() > 0
+    assert t.contains(x, x + inside).all()
+    darker = inside.clone()
+    darker[1] -= 1e-3 * (x[1] > 0.01)
+    assert t.contains(x, x + darker).tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize("t", THREATS, ids=str)
 @pytest.mark.parametrize("outside", [2.0, -1.0])
 def test_the_ball_holds_also_for_images_outside_the_box(t, outside):

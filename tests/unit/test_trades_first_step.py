@@ -66,7 +66,7 @@ def test_an_ascent_after_another_step_of_delta_looks_where_it_stands() -> None:
     game = game_of(TRADES, net, THREAT, engine=deat.Engine(precision="bf16"))
     r = game.begin_batch(*images(), Budget(2, THREAT.eps / 4))
     game.joint_update(r)
-    game.step(r)
+    game.step_delta(r)
     stood = r.x + r.delta
     game.ascend(r)
     assert torch.equal(seen[-1], stood)

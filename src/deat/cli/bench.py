@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -200,7 +201,7 @@ def _row_to_json(row: ReportRow) -> dict[str, Any]:
         "method": row.method,
         "model": row.model,
         "runs": [{"seed": run.seed, "status": run.status, "why": run.why} for run in row.runs],
-        "crowded": row.ran_concurrently,
+        "ran_concurrently": row.ran_concurrently,
         "numbers": {n: {"mean": s.mean, "sd": s.sd, "values": list(s.values)} for n, s in spreads.items() if s},
     }
 
@@ -228,6 +229,8 @@ class BenchCommand:
     """A name from `deat list recipes`."""
     methods: OptionalStr = None
     """Methods in place of the recipe's, separated by commas: names, or my_file.py:NAME."""
+    rows: OptionalStr = None
+    """Only these rows of the table, by label, separated by commas; * stands for any text: "*at 16"."""
     seeds: OptionalStr = None
     """Seeds in place of the recipe's, separated by commas: 0,1,2."""
     data: OptionalStr = None
@@ -317,7 +320,7 @@ def plan_cells(selected_recipe: Recipe, args: BenchCommand) -> tuple[list[GridCe
         if overrides
         else _recipe_rows(selected_recipe, args)
     )
-    rows = [row.check() for row in rows]
+    rows = [row.check() for row in _select_rows(rows, args.rows)]
     if args.seeds is None:
         seeds = selected_recipe.seeds
     else:
@@ -335,6 +338,18 @@ def plan_cells(selected_recipe: Recipe, args: BenchCommand) -> tuple[list[GridCe
 def _recipe_rows(selected_recipe: Recipe, args: BenchCommand) -> list[RecipeRow]:
     methods, models = _parse_names("--methods", args.methods), _parse_names("--model", args.model)
     return selected_recipe.make_rows(methods, models, args.data, data_root=args.data_root, download=args.download)
+
+
+def _select_rows(rows: list[RecipeRow], patterns: str | None) -> list[RecipeRow]:
+    """Keep the rows whose label matches a pattern; every pattern must match one."""
+    if patterns is None:
+        return rows
+    names = _parse_names("--rows", patterns)
+    for name in names:
+        if not any(fnmatchcase(row.label, name) for row in rows):
+            labels = ", ".join(row.label for row in rows)
+            raise UsageError(f"--rows {name!r} matches no row of the recipe. Its rows: {labels}.")
+    return [row for row in rows if any(fnmatchcase(row.label, name) for name in names)]
 
 
 def _check_data_and_models(cells: list[GridCell]) -> None:

@@ -239,7 +239,7 @@ class TrainSession:
     def play(self) -> int:
         """Train, score, write the results and print them. A signal ends it so that it can be resumed."""
         with self.training.session():
-            if self.trainer.is_finished:
+            if self.trainer.was_loaded_finished:
                 scores = self.scorer.read_finished_scores(self.out)
                 if scores is not None:
                     return self._show_finished_run(scores)
@@ -512,7 +512,7 @@ class TrainCommand:
     tau: OptionalInt = None
     """FAT and F+: steps granted after an example is misclassified (3)."""
     g_weight: OptionalFloat = None
-    """G+: the weight of the penalty on the gradient by the input (0.1). GradAlign: that of its penalty (0.2)."""
+    """G+: the weight of the penalty on the gradient with respect to the input (0.1). GradAlign: that of its penalty (0.2)."""
     g_step: OptionalFloat = None
     """G+: the step of its finite difference, in units of eps (0.25; curvature 1)."""
     g_form: PenaltyChoice = None

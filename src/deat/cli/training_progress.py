@@ -65,7 +65,7 @@ class TrainingProgress:
             timing: Seconds that the epoch took.
         """
         self.console.print(format_epoch_short(stats, trainer.config.epochs, timing.seconds, trainer.task))
-        k = trainer.schedule.budget(trainer.state, trainer.epoch).k
+        k = trainer.schedule.budget(trainer.schedule_state, trainer.epoch).k
         if k != stats.k and trainer.epoch < trainer.config.epochs:
             self.console.print(f"  epoch {trainer.epoch + 1}: k {stats.k} -> {k}{_explain_k_change(stats)}")
         if message := describe_missing_growth(trainer):

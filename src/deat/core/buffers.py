@@ -13,13 +13,14 @@ class Budget:
     Args:
         k: The number of steps of delta.
         step_size: The size of a step, in the units of the images (not in eps).
-        level: FAT's tau (extra steps) or DAT's c_t (convergence threshold); other methods ignore it.
+        stop_threshold: When an example stops being attacked: FAT's tau (extra steps) or
+            DAT's c_t (convergence threshold); other methods ignore it.
         epoch: The epoch that the batch is in, from 0; only a warm-up reads it.
     """
 
     k: int
     step_size: float
-    level: float = 0.0
+    stop_threshold: float = 0.0
     epoch: int = field(default=0, compare=False, repr=False)
 
 
@@ -47,7 +48,8 @@ class Buffers:
         x: The clean examples.
         y: The labels, of whatever shape the task has.
         delta: The perturbation.
-        grad: The gradient of each example's own loss by its own delta: not divided by the batch size, not scaled.
+        grad: The gradient of each example's own loss with respect to its own delta: not divided by the batch size, not
+            scaled.
         initial_delta: The perturbation at the start, for DAT and for losses that need it.
         reference_logits: The outputs for the clean examples, for the TRADES attack.
         steps_left: The steps that FAT still allows each example.
@@ -56,7 +58,7 @@ class Buffers:
         num_correct: How many perturbed examples the network was right about in the last update: the sum of the task's
             accuracy.
         magnitude: The dual norm of each example's gradient, at the move that the `MagnitudeProbe` names.
-        valid: Whether the last update was made; a loss scaler skips those that overflow.
+        update_applied: Whether the last update was made; a loss scaler skips those that overflow.
         noise: Noise in the ball, for a penalty that needs it.
         ball: The number of the ball that each example's perturbation is in, where the threat model is a union.
         measured: The values of the method's measurements, examples x measurements.
@@ -73,7 +75,7 @@ class Buffers:
     loss: Tensor
     num_correct: Tensor
     magnitude: Tensor
-    valid: Tensor
+    update_applied: Tensor
     noise: Tensor
     ball: Tensor
     measured: Tensor
@@ -103,7 +105,7 @@ class Buffers:
             loss=scalar,
             num_correct=scalar.clone(),
             magnitude=x.new_zeros(batch_size),
-            valid=torch.ones_like(scalar, dtype=torch.bool),
+            update_applied=torch.ones_like(scalar, dtype=torch.bool),
             noise=x.new_zeros(batch_size, 0),
             ball=torch.zeros(batch_size, dtype=torch.int64, device=y.device),
             measured=x.new_zeros(batch_size, num_measurements),

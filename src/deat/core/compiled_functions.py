@@ -147,14 +147,14 @@ class NetworkFunctions:
             return function(buffers.x, delta, buffers.y, layer.output_offsets[buffers])
 
     def first_layer_outputs(self, buffers: Buffers, delta: Tensor, layer: FirstLayer) -> list[Tensor]:
-        """The first layer's outputs at x + delta, to be differentiated by delta alone."""
+        """The first layer's outputs at x + delta, to be differentiated with respect to delta alone."""
         compiled = self._compiled_for(buffers.x)
         function = compiled.first_layer_forward(layer) if compiled else layer.first_layer_forward(self._net)
         with layer.stop_after_first_layer():
             return function(buffers.x, delta)
 
     def attack_loss(self, x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> LossOutput:
-        """The loss that the attack maximises at x + delta, to be differentiated by delta alone."""
+        """The loss that the attack maximises at x + delta, to be differentiated with respect to delta alone."""
         compiled = self._compiled_for(x)
         return (compiled.attack_loss if compiled else self._attack_loss)(x, delta, y, reference)
 
@@ -176,7 +176,7 @@ class NetworkFunctions:
 
 
 def unwrap_ddp(objective: nn.Module) -> nn.Module:
-    """The objective without DDP around it, which communicates with no other process."""
+    """Return the objective inside of DDP; calling it does not communicate with other processes."""
     return getattr(objective, "module", objective)
 
 

@@ -1,7 +1,8 @@
 """The moves of one batch: attack steps on the perturbation delta and updates of the weights theta.
 
-Each move costs one backprop. A (`Game.ascend`) computes the gradient by delta and steps delta. J (`Game.joint_update`)
-computes both gradients in one pass and steps theta. Nothing here reads the device, except for compact attacks.
+Each move costs one backprop. A (`Game.ascend`) computes the gradient with respect to delta and steps delta. J
+(`Game.joint_update`) computes both gradients in one pass and steps theta. Nothing here reads the device, except for
+compact attacks.
 """
 
 import math
@@ -42,9 +43,9 @@ Move = Callable[[Buffers], None]
 
 
 class Game:
-    """The state and the moves of adversarial training on one batch at a time.
+    """Training on one batch, as a game of two players: the adversary moves delta, the learner the weights.
 
-    A `Play` calls the moves: `begin_batch`, then `ascend`, `joint_update`, `step` or `accumulate_gradients`, then
+    A `Play` calls the moves: `begin_batch`, then `ascend`, `joint_update`, `step_delta` or `accumulate_gradients`, then
     `end_batch`.
 
     Args:
@@ -59,8 +60,8 @@ class Game:
         distributed: The processes that share the batches.
         task: What outputs and labels mean; by default the objective's task.
         measurements: Further numbers to measure in every batch.
-        check_inputs: Whether batches are checked: on a CPU every one, on a GPU the first one, since reading a GPU waits.
-            A trainer checks its data before.
+        check_inputs: Whether batches are checked: on a CPU every one, on a GPU the first one, since reading a GPU
+            waits. A trainer checks its data before.
 
     Attributes:
         meter: The sums of the epoch.
@@ -117,7 +118,7 @@ class Game:
         names = [measurement.name for measurement in measurements]
         self.meter = Meter(device, self.probe.over, distributed, self.engine.non_finite_hint, names)
         self.generator = torch.Generator(device)
-        self.step_size, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
+        self.step_size, self.stop_threshold = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
         self.delta_scale = self._make_delta_scale()
         self.cost = Cost()
         self.carried_delta: Tensor | None = None
@@ -199,12 +200,12 @@ class Game:
         buffers.x.copy_(x)
         buffers.y.copy_(y)
         buffers.magnitude.zero_()
-        buffers.valid.fill_(True)
+        buffers.update_applied.fill_(True)
         self._has_updated = False
         self.step_size.fill_(budget.step_size)
-        self.level.fill_(budget.level)
+        self.stop_threshold.fill_(budget.stop_threshold)
         self.delta_scale.magnify()
-        self._is_attacked = budget.k > 0 or self.attack.noisy
+        self._is_attacked = budget.k > 0 or self.attack.random_start_at_k0
         if self.union_rule is not None:
             drawn = self.union_rule.draw(self.global_batch_size or len(buffers), self.generator)
             buffers.ball.copy_(drawn[self._own_rows])
@@ -215,7 +216,7 @@ class Game:
         if self.calls.needs_start or self._must_remember:
             buffers.initial_delta.copy_(buffers.delta)
         if self.attack.freeze is not None:
-            self.attack.freeze.reset(buffers, self.level)
+            self.attack.freeze.reset(buffers, self.stop_threshold)
             if not self._has_own_images:
                 buffers.active.fill_(False)
         if self.attack.needs_reference and budget.k:
@@ -356,7 +357,7 @@ class Game:
         buffers.reference_logits.copy_(logits)
 
     def ascend(self, buffers: Buffers) -> None:
-        """Make an attack step (A): compute the gradient of the attack's loss by delta alone, and step delta.
+        """Make an attack step (A): compute the gradient of the attack's loss with respect to delta alone, and step delta.
 
         Args:
             buffers: The batch's buffers.
@@ -375,7 +376,7 @@ class Game:
 
     def _ascend(self, buffers: Buffers) -> None:
         self._compute_delta_gradient(buffers)
-        self.step_delta(buffers)
+        self.step_delta_in_move(buffers)
 
     def _compute_delta_gradient(self, buffers: Buffers) -> None:
         delta = self.delta_scale.scaled_delta(buffers.delta)
@@ -387,7 +388,7 @@ class Game:
         self.delta_scale.unscale_gradient(buffers.grad)
         if self.attack.freeze is not None:
             is_right = self.task.is_right(logits.detach(), buffers.y)
-            self.attack.freeze.update(buffers, is_right, self.level, self.batch_threat(buffers))
+            self.attack.freeze.update(buffers, is_right, self.stop_threshold, self.batch_threat(buffers))
 
     def _ascend_active_rows(self, buffers: Buffers) -> None:
         index = self.attack.active_indices(buffers)
@@ -404,7 +405,7 @@ class Game:
     def joint_update(self, buffers: Buffers, *, last: bool = True) -> None:
         """Update the weights (J): compute both gradients in one pass, and step theta.
 
-        Delta's gradient is left in `buffers.grad`, for `step`.
+        Delta's gradient is left in `buffers.grad`, for `step_delta`.
 
         Args:
             buffers: The batch's buffers.
@@ -443,10 +444,10 @@ class Game:
             self._stored_weights.restore()
         self._step_weights(buffers)
         if finite is not None:
-            buffers.valid.logical_and_(finite)
+            buffers.update_applied.logical_and_(finite)
 
     def _perturb_weights(self, buffers: Buffers, perturbation: WeightPerturbation) -> None:
-        """Move the weights along the gradient of the loss; the pass is the one that the batch is measured by."""
+        """Move the weights along the gradient of the loss. Loss, accuracy and l_X of the batch come from this pass."""
         if self._has_summed_gradients:
             raise UsageError("awp+ cannot perturb the weights of an update that sums the gradients of several passes.")
         self._count_backprop(self._num_forwards)
@@ -473,17 +474,17 @@ class Game:
         penalty: AddedPenalty | None = None,
         is_measured: bool = True,
     ) -> Tensor | None:
-        """Compute the gradients by theta and by delta, as a part of a move.
+        """Compute the gradients with respect to theta and by delta, as a part of a move.
 
-        One backward pass gives both, so they are gradients of the same loss: the learner's. A regulariser in it, such as
-        the divergence of TRADES in a replay, steers delta and l_X too. Gradients of two losses would need a backward pass
-        each, also if they share the forward pass. What does not depend on x + delta (the clean branch of TRADES, a
-        penalty on weights) has no gradient by delta and is not part of it.
+        One backward pass gives both, so they are gradients of the same loss: the learner's. A regulariser in it, such
+        as the divergence of TRADES in a replay, steers delta and l_X too. Gradients of two losses would need a backward
+        pass each, also if they share the forward pass. What does not depend on x + delta (the clean branch of TRADES, a
+        penalty on weights) has no gradient with respect to delta and is not part of it.
 
         Args:
             buffers: The batch's buffers; delta's gradient is written to `buffers.grad`.
-            layer: The first layer, if the gradients by its output offsets are needed as well (YOPO). The loss, accuracy
-                and magnitude are not recorded then.
+            layer: The first layer, if the gradients with respect to its output offsets are needed as well (YOPO). The
+                loss, accuracy and magnitude are not recorded then.
             penalty: What is added to the loss for theta's gradient. Delta's is that of the loss alone.
             is_measured: Whether delta's gradient, loss, accuracy and magnitude are written to the buffers.
 
@@ -536,7 +537,7 @@ class Game:
         is_taken = self.engine.step(self.optimizer)
         self.clear_gradients()
         if is_taken is not None:
-            buffers.valid.copy_(is_taken)
+            buffers.update_applied.copy_(is_taken)
             self.meter.count_skipped(~is_taken)
 
     def accumulate_gradients(self, buffers: Buffers, move: Move) -> None:
@@ -568,7 +569,7 @@ class Game:
         """Clear theta's gradients: zero them if recordings add to them, else drop them."""
         self.optimizer.zero_grad(set_to_none=not self.has_static_gradients)
 
-    def step(self, buffers: Buffers) -> None:
+    def step_delta(self, buffers: Buffers) -> None:
         """Step delta along the last gradient, and project it; stopped examples do not move.
 
         Args:
@@ -576,12 +577,12 @@ class Game:
         """
         if self._count_step():
             self.executor.prepare_forward(buffers.x)
-        self._run_move("step", self.step_delta, buffers)
+        self._run_move("step", self.step_delta_in_move, buffers)
         self.delta_scale.restore()
         self._remember_start(buffers)
 
-    def step_delta(self, buffers: Buffers) -> None:
-        """Step delta as `step` does, as a part of a move.
+    def step_delta_in_move(self, buffers: Buffers) -> None:
+        """Step delta as `step_delta` does, as a part of a move.
 
         Args:
             buffers: The batch's buffers.
@@ -642,8 +643,8 @@ class Game:
         """
         if self._must_remember:
             raise UsageError(
-                "the attack remembers a start for each image, and the play made no step of delta with game.ascend or game.step "
-                "(yopo makes none). Use a play such as Craft or Replay."
+                "the attack remembers a start for each image, and the play made no step of delta with game.ascend or "
+                "game.step_delta (yopo makes none). Use a play such as Craft or Replay."
             )
         self._run_move("close", partial(self.meter.add, has_own_images=self._has_own_images), buffers)
         if self.union_rule is not None and self._is_attacked:

@@ -1,4 +1,4 @@
-"""Penalties on the gradient by the input: how it changes along itself (g+), and with noise (GradAlign)."""
+"""Penalties on the gradient with respect to the input: its change along its own direction (g+), and under noise (GradAlign)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from deat.utils.torch_utils import broadcast_mask
 
 PENALTY_FORMS = ("gradient", "curvature")
 SCALE_PER_EXAMPLE = 256.0
-"""Keeps the gradient by the input of a mean loss out of the underflow of float16; a power of two scales exactly."""
+"""Keeps the gradient with respect to the input of a mean loss out of the underflow of float16; a power of two scales exactly."""
 
 
 class AddedPenalty(Protocol):
@@ -60,24 +60,24 @@ class AddedPenalty(Protocol):
             noise: Noise in ball and box; empty unless it is needed.
 
         Returns:
-            Loss and penalty, the outputs at x + delta, and the gradient of the loss alone by delta, None if the penalty does
-            not depend on delta.
+            Loss and penalty, the outputs at x + delta, and the gradient of the loss alone with respect to delta, None
+            if the penalty does not depend on delta.
         """
 
 
 @dataclass(frozen=True)
 class GradientPenalty:
-    """A penalty on the gradient of the training loss by the input, at the point x + delta that is trained on.
+    """A penalty on the gradient of the training loss with respect to the input, at the point x + delta that is trained on.
 
-    Let g be that gradient, v the steepest step of length eps in the norm of the threat model along g (for Linf eps times
-    its sign, so that the dual norm is measured), and h the step. Both forms are in units of the loss, whatever the norm,
-    the radius and the size of the input:
+    Let g be that gradient, v the steepest step of length eps in the norm of the threat model along g (for Linf eps
+    times its sign, so that the dual norm is measured), and h the step. Both forms are in units of the loss, whatever
+    the norm, the radius and the size of the input:
 
-    * "gradient" (Finlay and Oberman 2021): the mean of ((l(x + delta + h v) - l(x + delta)) / h)^2 over examples, with l
-      the loss of the task. It is the finite difference for (eps times the dual norm of g)^2, without a second
+    * "gradient" (Finlay and Oberman 2021): the mean of ((l(x + delta + h v) - l(x + delta)) / h)^2 over examples, with
+      l the loss of the task. It is the finite difference for (eps times the dual norm of g)^2, without a second
       derivative. One more forward pass, and the gradient g.
-    * "curvature" (Moosavi-Dezfooli et al. 2019): the mean of (|v| |g(x + delta + h v) - g(x + delta)| / h)^2 with Euclidean
-      norms and the method's own loss. It is differentiated twice, and costs about twice as much.
+    * "curvature" (Moosavi-Dezfooli et al. 2019): the mean of (|v| |g(x + delta + h v) - g(x + delta)| / h)^2 with
+      Euclidean norms and the method's own loss. It is differentiated twice, and costs about twice as much.
 
     In both, g comes from the training loss and v is a constant for the update of the weights.
 
@@ -158,9 +158,9 @@ class GradientPenalty:
 class GradientAlignment:
     """The penalty of GradAlign (Andriushchenko and Flammarion 2020): weight * (1 - cos(g(x), g(x + noise))).
 
-    g is the gradient of the task's loss by the input, the noise is uniform in the threat model, and the mean is taken over
-    examples; one whose gradient is zero counts 0. The gradient at x + noise is differentiated by the weights, that at x is a
-    constant, as in the authors' code.
+    g is the gradient of the task's loss with respect to the input, the noise is uniform in the threat model, and the
+    mean is taken over examples; one whose gradient is zero counts 0. The gradient at x + noise is differentiated with
+    respect to the weights, that at x is a constant, as in the authors' code.
 
     Args:
         weight: The weight beside the loss; the authors take 0.2 for Linf 8/255 on CIFAR-10.
@@ -222,7 +222,7 @@ def _mean_angle(grad: Tensor, other: Tensor) -> Tensor:
 
 
 def _input_gradient(loss: Tensor, delta: Tensor, *, create_graph: bool) -> Tensor:
-    """The gradient of a mean loss by delta; the loss's graph is kept."""
+    """The gradient of a mean loss with respect to delta; the loss's graph is kept."""
     scale = SCALE_PER_EXAMPLE * 2.0 ** (len(delta).bit_length() - 1)
     (grad,) = torch.autograd.grad(loss * scale, delta, retain_graph=True, create_graph=create_graph, allow_unused=True)
     if grad is None:

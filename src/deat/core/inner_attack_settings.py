@@ -38,9 +38,9 @@ class InnerAttack:
         start: Where delta starts: "zero", "uniform" or "jitter".
         batch_norm: The mode of the network during attack steps; its own mode is restored afterwards.
         freeze: The rule that stops single examples from moving, if any.
-        noisy: Whether epochs with k = 0 use the random start; without it they are clean.
+        random_start_at_k0: Whether epochs with k = 0 use the random start; without it they are clean.
         persistent: Whether delta is carried from batch to batch, as in the original FREE.
-        carries_unclipped: Whether a carried delta is limited by the ball alone, and the image that the network sees is
+        carries_outside_box: Whether a carried delta is limited by the ball alone, and the image that the network sees is
             clamped to [0, 1] instead, as in the paper's ImageNet code. Without `persistent` it has no effect.
         compact: Whether attack steps run on the active examples only, instead of masking the stopped ones. This reads
             the device at every step.
@@ -62,9 +62,9 @@ class InnerAttack:
     start: str = "uniform"
     batch_norm: Literal["train", "eval"] = "train"
     freeze: StopRule | None = None
-    noisy: bool = False
+    random_start_at_k0: bool = False
     persistent: bool = False
-    carries_unclipped: bool = False
+    carries_outside_box: bool = False
     compact: bool = False
     leaves_ball: bool = False
     start_radius: float = 1.0
@@ -92,7 +92,6 @@ class InnerAttack:
                 "persistent carries delta from batch to batch, and a delta that leaves the ball (n-fgsm) would grow with every "
                 "batch. Leave persistent out, or use a method such as fgsm or free-4."
             )
-
         if self.remember is not None and self.persistent:
             raise UsageError(
                 "persistent starts from the delta of the batch before, and this attack (fgsm-pgi) from one that it remembers "
@@ -179,7 +178,7 @@ class InnerAttack:
     @property
     def clamps_images(self) -> bool:
         """Whether the pixel range is kept by clamping what the network sees, and not by projecting delta."""
-        return self.persistent and self.carries_unclipped
+        return self.persistent and self.carries_outside_box
 
     def visible_delta(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
         """Return the perturbation that the network sees; pixels that are clamped have no gradient.
@@ -192,7 +191,7 @@ class InnerAttack:
         return threat.clip_to_box(x + delta) - x if self.clamps_images else delta
 
     def project(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-        """Project delta into the ball, unless it may leave it, and into the box if that is where the pixel range is kept.
+        """Project delta into the ball (not if `leaves_ball`) and into the box (not if the image is clamped instead).
 
         Args:
             threat: The threat model.
@@ -216,7 +215,7 @@ class InnerAttack:
 
 
 FIRST_GRADIENT_SCALE = 16.0
-"""Enlarges a start of 0.001 to 0.016: several steps of bf16 between 1/2 and 1. A power of two scales exactly."""
+"""A start of 0.001 becomes 0.016, several times the spacing of bf16 between 1/2 and 1. A power of two scales exactly."""
 
 
 class DeltaScale:

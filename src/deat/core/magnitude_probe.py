@@ -15,7 +15,8 @@ class MagnitudeProbe:
     Args:
         move: The move whose gradient is measured: the last "joint" (J) or the last "ascend" (A) of a batch.
         over: Whether l_X is summed over the "epoch" or taken from its "last_batch".
-        space: Whether the gradient is by pixels or by "normalised" inputs, as in the paper's released code.
+        space: Whether the gradient is with respect to pixels or to "normalised" inputs, as in the paper's released
+            code.
     """
 
     move: Literal["joint", "ascend"] = "joint"
@@ -26,7 +27,7 @@ class MagnitudeProbe:
         """Return each example's share of l_X: the dual norm of its loss's gradient.
 
         Args:
-            grad: The gradient of each example's own loss by its own delta.
+            grad: The gradient of each example's own loss with respect to its own delta.
             threat: The threat model, whose dual norm is taken.
             pixel_scale: The std by which the network normalises its input; used where `space` is "normalised".
         """

@@ -1,4 +1,4 @@
-"""The sums of one epoch on the device, and the single read that turns them into a record."""
+"""Loss, accuracy and l_X of one epoch, summed on the device, and the single read that turns them into a record."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class EpochRecord:
         magnitude: The gradient magnitude, l_X in the paper.
         examples: The number of images counted.
         skipped: The number of updates that a loss scaler skipped.
-        active: The number of image steps of delta under a stop rule.
+        num_image_steps: The number of image steps of delta under a stop rule.
         measured: The means of the method's measurements, by name.
     """
 
@@ -33,7 +33,7 @@ class EpochRecord:
     magnitude: float
     examples: int
     skipped: int = 0
-    active: int = 0
+    num_image_steps: int = 0
     measured: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -85,10 +85,10 @@ class Meter:
         if self.measurements:
             row = torch.cat((row, buffers.measured.double().sum(0)))
         row = row if has_own_images else row * 0
-        self.sums.copy_(torch.where(buffers.valid, self.sums * self._carry_over_factors + row, self.sums))
+        self.sums.copy_(torch.where(buffers.update_applied, self.sums * self._carry_over_factors + row, self.sums))
         batches, first_bad = self.counts[0], self.counts[1]
         batches.add_(1)
-        bad = buffers.valid & ~is_finite & (first_bad == 0)
+        bad = buffers.update_applied & ~is_finite & (first_bad == 0)
         first_bad.copy_(torch.where(bad, batches, first_bad))
 
     def count_skipped(self, skipped: Tensor) -> None:
@@ -133,7 +133,7 @@ class Meter:
             NumericalError: If a loss or gradient was not finite; the message names the first such batch. With several
                 processes it is raised in all of them.
         """
-        rows = self.distributed.all_gather(torch.cat((self.sums, self.counts)).tolist())
+        rows = self.distributed.all_gather_json(torch.cat((self.sums, self.counts)).tolist())
         loss, num_correct, magnitude, examples, *measured, _, _, _, active = map(sum, zip(*rows, strict=True))
         batches, _, skipped, _ = rows[0][-4:]  # the same in all processes
         first_bad = min((row[-3] for row in rows if row[-3]), default=0)

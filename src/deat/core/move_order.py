@@ -1,4 +1,7 @@
-"""How each family of methods orders the moves A and J of a batch. Each move costs one backprop."""
+"""How each family of methods orders the moves of a batch: A, an attack step, and J, an update. Each costs one backprop.
+
+A class here is a play: it gets the game (`core/game.py`) and a batch, and calls the game's moves in its order.
+"""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,7 +59,7 @@ class Play(Protocol):
 
 @dataclass(frozen=True)
 class Craft:
-    """A^k J: make k attack steps, then update the weights. PGD-k, U-FGSM, TRADES, MART, FAT, Amata, DAT."""
+    """Crafts an attack, then updates: A^k J, k attack steps and one update. PGD-k, U-FGSM, TRADES, MART, FAT, Amata, DAT."""
 
     crafts_first: ClassVar[bool] = True
     can_record: ClassVar[bool] = True
@@ -76,7 +79,7 @@ class Craft:
 
 @dataclass(frozen=True)
 class Replay:
-    """J^(k+1): every pass updates both delta and the weights. FREE-m (m = k + 1), DEAT."""
+    """Replays the batch: J^(k+1), every pass updates both delta and the weights. FREE-m (m = k + 1), DEAT."""
 
     crafts_first: ClassVar[bool] = False
     can_record: ClassVar[bool] = True
@@ -86,10 +89,10 @@ class Replay:
         buffers = game.begin_batch(x, y, budget)
         for _ in range(budget.k):
             game.joint_update(buffers, last=False)
-            game.step(buffers)
+            game.step_delta(buffers)
         game.joint_update(buffers)
-        if game.attack.persistent and (budget.k or game.attack.noisy):
-            game.step(buffers)  # the next batch starts from it
+        if game.attack.persistent and (budget.k or game.attack.random_start_at_k0):
+            game.step_delta(buffers)  # the next batch starts from it
         game.end_batch(buffers)
 
     def backprops(self, budget: Budget) -> int:
@@ -99,7 +102,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Relay:
-    """(J0 a^n)^k J: full passes with first-layer steps after them, and one update at the end. YOPO-m-n (m = k + 1).
+    """YOPO: full passes, cheap first-layer steps after each, one update at the end. YOPO-m-n is (J0 a^n)^k J, m = k + 1.
 
     J0 is J without its step of theta: the gradients of all full passes are summed. Each of the n cheap steps "a" of
     delta uses the first layer only. There are none after the last full pass, since its delta is not used.
@@ -142,10 +145,10 @@ class Relay:
 
     def _full_pass_and_first_layer_steps(self, game: Game, layer: FirstLayer, buffers: Buffers) -> None:
         costates = _compute_costates(game, buffers, layer)
-        game.step_delta(buffers)  # the full pass has computed the gradient of the first step
+        game.step_delta_in_move(buffers)  # the full pass has computed the gradient of the first step
         for _ in range(self.inner - 1):
             buffers.grad.copy_(_first_layer_gradient(game, buffers, layer, costates))
-            game.step_delta(buffers)
+            game.step_delta_in_move(buffers)
 
 
 class _ChangesLastUpdate:
@@ -181,7 +184,7 @@ class _ChangesLastUpdate:
 
 @dataclass(frozen=True)
 class PenaliseGradient(_ChangesLastUpdate):
-    """Another play, with a penalty on the gradient of the loss by the input in the last update of each batch (g+, gradalign).
+    """Another play, with a penalty on the input gradient of the loss in the last update of each batch (g+, gradalign).
 
     Args:
         play: The other play.
@@ -248,7 +251,7 @@ def replace_play(play: Any, old: Play, new: Play) -> Any:
 
 
 def _compute_costates(game: Game, buffers: Buffers, layer: FirstLayer) -> list[Tensor]:
-    """J0: accumulate theta's gradient, and return the loss's gradient by the first layer's outputs."""
+    """J0: accumulate theta's gradient, and return the loss's gradient with respect to the first layer's outputs."""
     offsets = layer.unique_offsets(buffers)
     for offset in offsets:
         offset.grad = None
@@ -257,7 +260,7 @@ def _compute_costates(game: Game, buffers: Buffers, layer: FirstLayer) -> list[T
 
 
 def _first_layer_gradient(game: Game, buffers: Buffers, layer: FirstLayer, costates: list[Tensor]) -> Tensor:
-    """a: the gradient of <costate, first layer(x + delta)> by delta."""
+    """a: the gradient of <costate, first layer(x + delta)> with respect to delta."""
     delta = buffers.delta.detach().requires_grad_()
     with game.engine.autocast():
         outputs = game.calls.first_layer_outputs(

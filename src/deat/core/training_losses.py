@@ -31,7 +31,8 @@ class PenalisedOutput(NamedTuple):
     Attributes:
         loss: The mean over the batch, with the penalty.
         logits_adv: The outputs at x + delta.
-        input_grad: The gradient by delta of the mean without the penalty; None if the penalty does not depend on delta.
+        input_grad: The gradient with respect to delta of the mean without the penalty; None if the penalty does not
+            depend on delta.
     """
 
     loss: Tensor
@@ -52,8 +53,8 @@ class TrainingLoss(Protocol):
     """A training loss. Frozen dataclasses are described in full in run.json.
 
     A loss with a parameter called `task` receives the task, and names what it takes from it in `requires`; it can then
-    be used with every task that defines these. A loss without the parameter reads outputs and labels itself. A loss with
-    a parameter called `start` receives the perturbation that the batch started from.
+    be used with every task that defines these. A loss without the parameter reads outputs and labels itself. A loss
+    with a parameter called `start` receives the perturbation that the batch started from.
 
     Attributes:
         num_forwards: How many forward (and backward) passes of the network it executes.
@@ -132,8 +133,8 @@ class Mart:
 class StartConsistency:
     """The loss of FGSM-PGI (Jia et al. 2022): CE(x + delta, y) + beta * |z(x + delta) - z(x + start)|^2 / n.
 
-    CE is the loss of the task, z the n outputs of the network for an example, and start the perturbation that the attack
-    started from. The gradient flows through both forward passes.
+    CE is the loss of the task, z the n outputs of the network for an example, and start the perturbation that the
+    attack started from. The gradient flows through both forward passes.
 
     Args:
         beta: The weight of the difference.

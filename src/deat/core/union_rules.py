@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class UnionRule:
-    """Base class of the rules; by itself it draws a ball for each example of a batch, which is then its own.
+    """Base class of the rules. By itself it draws a ball for each example, which keeps it for the whole batch.
 
     Args:
         union: The balls.
@@ -71,7 +71,7 @@ class UnionRule:
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the rule has learned, as JSON; reads the device. It is the same in all processes."""
+        """Return what the rule has counted so far, as JSON; reads the device. It is the same in all processes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class ErrorBall(RandomBall):
         is_drawn = torch.arange(self.counts.shape[1], device=self.device) == buffers.ball[0]
         row = torch.stack((buffers.num_correct.double(), torch.full_like(self.counts[0, 0], len(buffers))))
         row = self.distributed.all_reduce_tensor(row if has_own_images else row * 0)
-        self.counts.add_(torch.where(is_drawn & buffers.valid, row.unsqueeze(1), 0.0))
+        self.counts.add_(torch.where(is_drawn & buffers.update_applied, row.unsqueeze(1), 0.0))
 
     def tensors(self) -> list[Tensor]:
         """Return the counts."""

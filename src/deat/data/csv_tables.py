@@ -2,7 +2,6 @@
 
 import csv
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -15,6 +14,7 @@ from deat.data.image_set import ImageSet, split_indices
 from deat.errors import DataError, UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Classification, Regression, Task
 from deat.utils.safe_read import open_plain_file
+from deat.utils.text import warn_caller
 
 TEST_SHARE = 0.2
 """The part of a table that becomes the test part, where there is no file of its own for it."""
@@ -129,10 +129,9 @@ def _parse_column(name: str, values: Sequence[str]) -> Tensor | None:
             f"the column {name!r} has no number in {len(others):,} of {len(values):,} rows, such as {others[0]!r}. Fill in or "
             "remove rows with missing values."
         )
-    warnings.warn(
+    warn_caller(
         f"the column {name!r} holds numbers, and in {len(others):,} of {len(values):,} rows text, such as {others[0]!r}: its "
-        "values are taken for categories.",
-        stacklevel=6,
+        "values are taken for categories."
     )
     return None
 

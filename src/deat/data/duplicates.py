@@ -11,7 +11,7 @@ from deat.data.image_set import ImageSet
 
 MAX_COMPARED_FILES = 2000
 """The most files that are read to compare two splits that are not in memory."""
-MAX_TRAIN_FILES = 200_000
+MAX_REFERENCE_FILES = 200_000
 """With more training files, looking up all of their sizes would take too long."""
 _REMOVE_HINT = "Remove them from one of the splits"
 _CONSEQUENCES = {
@@ -63,44 +63,44 @@ def check_duplicates(
     return messages
 
 
-def find_equal_images(train: ImageSet, test: ImageSet) -> DuplicatePairs:
-    """Find test images whose pixels equal those of a training image.
+def find_equal_images(reference: ImageSet, checked: ImageSet) -> DuplicatePairs:
+    """Find images whose pixels equal those of a reference image.
 
     Args:
-        train: The training images.
-        test: The test images.
+        reference: The images to compare with, such as the training images.
+        checked: The images to check, such as the test images.
 
     Returns:
-        For each such test image its position and the position of a training image.
+        For each such checked image its position and the position of a reference image.
     """
-    positions = {key: position for position, key in enumerate(_hash_images(train.images))}
-    return [(position, positions[key]) for position, key in enumerate(_hash_images(test.images)) if key in positions]
+    positions = {key: position for position, key in enumerate(_hash_images(reference.images))}
+    return [(position, positions[key]) for position, key in enumerate(_hash_images(checked.images)) if key in positions]
 
 
 def _hash_images(images: Tensor) -> Iterator[bytes]:
     return (blake2b(image.data, digest_size=16).digest() for image in images.numpy())
 
 
-def find_equal_files(files: FileCollection, train: Sequence[int], test: Sequence[int]) -> DuplicatePairs:
-    """Find test files whose bytes equal those of a training file.
+def find_equal_files(files: FileCollection, reference: Sequence[int], checked: Sequence[int]) -> DuplicatePairs:
+    """Find files whose bytes equal those of a reference file; a large data set is compared in part or not at all.
 
-    At most `MAX_COMPARED_FILES` files are read, and none with more than `MAX_TRAIN_FILES` training files.
+    At most `MAX_COMPARED_FILES` files are read, and none with more than `MAX_REFERENCE_FILES` reference files.
 
     Args:
         files: The image files.
-        train: Indices of the training files.
-        test: Indices of the test files.
+        reference: Indices of the files to compare with, such as the training files.
+        checked: Indices of the files to check, such as the test files.
 
     Returns:
-        For each such test file its position in `test` and the position of a training file in `train`.
+        For each such checked file its position in `checked` and the position of an equal file in `reference`.
     """
-    if len(train) > MAX_TRAIN_FILES:
+    if len(reference) > MAX_REFERENCE_FILES:
         return []
     positions_by_size: dict[int, list[int]] = {}
-    for position, index in enumerate(train):
+    for position, index in enumerate(reference):
         positions_by_size.setdefault(files.size(index), []).append(position)
     pairs, num_left = DuplicatePairs(), MAX_COMPARED_FILES
-    for position, index in enumerate(test):
+    for position, index in enumerate(checked):
         candidates = positions_by_size.get(files.size(index), [])
         if not candidates:
             continue
@@ -108,7 +108,7 @@ def find_equal_files(files: FileCollection, train: Sequence[int], test: Sequence
         if num_left < 0:
             break
         content = files.read(index)
-        match = next((candidate for candidate in candidates if files.read(train[candidate]) == content), None)
+        match = next((candidate for candidate in candidates if files.read(reference[candidate]) == content), None)
         if match is not None:
             pairs.append((position, match))
     return pairs

@@ -101,10 +101,10 @@ def read_hugging_face(
         raw = part.with_format(None)
         raw = raw.cast_column(image, type(features[image])(decode=False))
         labels = torch.as_tensor(_read_labels(raw, label, name), dtype=torch.int64)
-        known = classes or tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 1)))
+        class_names = classes or tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 1)))
         files = EncodedImages(raw.select_columns([image]), image)
-        loaded = load_or_stream(files, known, {"train": (torch.arange(len(labels)), labels)}, size)
-        sets[name] = loaded["train"]
+        loaded = load_or_stream(files, class_names, {name: (torch.arange(len(labels)), labels)}, size)
+        sets[name] = loaded[name]
     return sets
 
 

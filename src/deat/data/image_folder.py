@@ -4,7 +4,6 @@ import io
 import json
 import os
 import stat
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from deat.data.image_set import ImageSet
 from deat.data.streaming import DEFAULT_SIDE_PIXELS, AnyImageSet, LazyImages
 from deat.errors import DataError
 from deat.utils.locks import file_lock
-from deat.utils.text import format_names
+from deat.utils.text import format_names, warn_caller
 
 _CACHE_VERSION = 5
 _MAX_DEPTH = 4
@@ -75,7 +74,7 @@ def read_image_folder(path: Path, cache_dir: Path | None, size: int | None = Non
     key = _cache_key(path, folder_files, size)
     splits, messages = _load_cached(cache_dir, key) or _decode_and_cache(path, folder_files, cache_dir, key, size)
     for text in (*empty_folder_messages, *messages):
-        warnings.warn(text, stacklevel=4)  # the caller of load_data
+        warn_caller(text)
     return splits
 
 

@@ -1,6 +1,5 @@
 """Class folders of wav files: mono waveforms in [-1, 1], cut or padded to one length."""
 
-import warnings
 import wave
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from deat.data.folder_layout import infer_layout
 from deat.data.image_set import ImageSet
 from deat.errors import DataError
 from deat.utils.safe_read import open_plain_file
+from deat.utils.text import warn_caller
 
 AUDIO_BOX = (-1.0, 1.0)
 """The range of a waveform."""
@@ -43,7 +43,7 @@ def read_wav_folder(path: Path, length: int | None = None) -> dict[str, ImageSet
     names = tuple(file.relative_to(path).as_posix() for file in files)
     layout = infer_layout(names, str(path))
     for text in layout.messages:
-        warnings.warn(text, stacklevel=4)
+        warn_caller(text)
     waves, rates = zip(*map(_read_wav, files), strict=True)
     _check_rates(names, rates)
     length = length or int(np.median([len(waves[i]) for i in layout.splits["train"][0].tolist()]))

@@ -14,7 +14,7 @@ CASTABLE_LAYERS = (nn.Conv2d, nn.Linear)
 class HalfWeights:
     """Half-precision copies of a network's large weights, which forward passes use in place of the weights.
 
-    The gradients by the copies are added to the gradients of the weights, in the weights' own precision, as autocast
+    The gradients with respect to the copies are added to the gradients of the weights, in the weights' own precision, as autocast
     does.
 
     Args:

@@ -1,7 +1,7 @@
 """Classification of a block of images under one attack. Every adversarial example is verified and classified again here."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -60,6 +60,10 @@ class AttackLike(Protocol):
         """
 
 
+RECORDED_FIELDS = {"num_fooled_by_stage": "felled"}
+"""What resume logs and evaluation.json call some fields of results, so that files of every version can be read."""
+
+
 @dataclass(frozen=True)
 class BlockResult:
     """The result of an attack, or of one stage of an attack, on one block of images.
@@ -70,7 +74,7 @@ class BlockResult:
         seconds: How long it took.
         forwards: Images passed forward through the model.
         backwards: Images passed backward through it.
-        felled: How many images each stage fooled, by its name; empty for an attack without stages.
+        num_fooled_by_stage: How many images each stage fooled, by its name; empty for an attack without stages.
         scores: For each image, the lowest score seen, for a task whose answers are more or less wrong; else empty.
         statistics: For each image, the numbers of that answer that the task's metrics are computed from; else empty.
     """
@@ -80,7 +84,7 @@ class BlockResult:
     seconds: float
     forwards: int
     backwards: int
-    felled: dict[str, int] = field(default_factory=dict)
+    num_fooled_by_stage: dict[str, int] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list)
     statistics: list[list[float]] = field(default_factory=list)
 
@@ -90,6 +94,21 @@ class BlockResult:
         if not stages[-1].scores:  # each stage saw only what the ones before it left
             return cls(correct=stages[-1].correct, **sum_counts(stages))
         return cls(**sum_counts(stages), **combine_worst(stages))
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "BlockResult":
+        """Make a result of what `as_json` returned."""
+        return cls(**rename_recorded_fields(values))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as the resume log has it."""
+        return {RECORDED_FIELDS.get(name, name): value for name, value in asdict(self).items()}
+
+
+def rename_recorded_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a result in a file under the names that they have here."""
+    names = {recorded: name for name, recorded in RECORDED_FIELDS.items()}
+    return {names.get(name, name): value for name, value in values.items()}
 
 
 def sum_counts(results: Iterable[Any]) -> dict[str, Any]:
@@ -102,12 +121,13 @@ def sum_counts(results: Iterable[Any]) -> dict[str, Any]:
         The sums, by the name of the field.
     """
     results = list(results)
-    felled: dict[str, int] = {}
+    num_fooled_by_stage: dict[str, int] = {}
     for result in results:
-        for name, count in result.felled.items():
-            felled[name] = felled.get(name, 0) + count
+        for name, count in result.num_fooled_by_stage.items():
+            num_fooled_by_stage[name] = num_fooled_by_stage.get(name, 0) + count
     names = ("invalid", "seconds", "forwards", "backwards")
-    return {name: sum(getattr(result, name) for result in results) for name in names} | {"felled": felled}
+    sums = {name: sum(getattr(result, name) for result in results) for name in names}
+    return {**sums, "num_fooled_by_stage": num_fooled_by_stage}
 
 
 def combine_worst(results: Sequence[Any]) -> dict[str, Any]:
@@ -127,7 +147,7 @@ def combine_worst(results: Sequence[Any]) -> dict[str, Any]:
 
 
 def get_stages(attack: AttackLike) -> tuple[AttackLike, ...]:
-    """Return the stages of an attack, which is its own only stage if it names none."""
+    """Return the stages of an attack; one without stages is its own only stage."""
     stages: tuple[AttackLike, ...] = getattr(attack, "stages", (attack,))
     return stages
 
@@ -138,7 +158,8 @@ class Answers(NamedTuple):
     Attributes:
         right: Whether each answer is right.
         beaten: Whether an attack has nothing left to gain.
-        scores: How right it is, and `statistics` what metrics are computed from; None for a task without grades.
+        scores: How right each answer is; None for a task without grades.
+        statistics: What the task's metrics are computed from; None for a task without grades.
     """
 
     right: Tensor
@@ -188,7 +209,7 @@ class CleanBlock(NamedTuple):
 
 
 class AttackVerifier:
-    """Classifies blocks of images under attack.
+    """Attacks blocks of images, verifies the adversarial examples and classifies them.
 
     A result depends only on the model, the seed, the attack, the block and the precision of the attacks. Adversarial
     examples are verified (inside the ball, inside [0, 1], finite) and classified by the exact model in float32,
@@ -207,8 +228,8 @@ class AttackVerifier:
         UsageError: The precision is unknown, or needs a CUDA device and the model is on the CPU.
 
     Example:
-        >>> judge = AttackVerifier(model, deat.Linf(8 / 255), seed=0)
-        >>> judge.attack_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
+        >>> verifier = AttackVerifier(model, deat.Linf(8 / 255), seed=0)
+        >>> verifier.attack_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
         [True, False, ...]
     """
 
@@ -224,7 +245,7 @@ class AttackVerifier:
     ) -> None:
         self.examples = examples
         self.model, self.threat, self.seed, self.task = CountingModel(model), threat, seed, task
-        # An answer with grades may change by less than half precision can tell.
+        # A score may change by less than half precision resolves, so that "auto" must not choose it for a task with grades.
         num_weights = 0 if task.is_graded else count_layer_weights(model)
         self.precision = choose_attack_precision(precision, device_of(model), num_weights)
         self.fast_model = self._build_fast_model(model, precision, engine)
@@ -285,14 +306,14 @@ class AttackVerifier:
         forwards, backwards = (after - before for after, before in zip(self.count_passes(), passes_before, strict=True))
         if is_natural(attack):
             forwards += len(x)  # the clean classification, which all attacks on the block share
-        felled = {stage.name: int(attacked.sum()) - sum(correct)} if stage else {}
+        num_fooled_by_stage = {stage.name: int(attacked.sum()) - sum(correct)} if stage else {}
         return BlockResult(
             correct,
             invalid,
             perf_counter() - started,
             forwards,
             backwards,
-            felled,
+            num_fooled_by_stage,
             scores=[] if answers.scores is None else answers.scores.tolist(),
             statistics=[] if answers.statistics is None else answers.statistics.tolist(),
         )

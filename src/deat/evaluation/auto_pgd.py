@@ -49,7 +49,9 @@ class AutoPGD:
     restarts: int = 1
     targets: int = 0
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> Tensor:
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator
+    ) -> Tensor:
         """Attack images that are classified correctly.
 
         Args:
@@ -57,7 +59,7 @@ class AutoPGD:
             x: Images in [0, 1].
             y: Their labels.
             threat: The ball.
-            draws: Source of random starts, on the CPU.
+            generator: Source of random starts, on the CPU.
 
         Returns:
             For each image an example that the queried model misclassifies, or the image itself.
@@ -68,23 +70,23 @@ class AutoPGD:
         for run in range(min(self.targets, ranked.shape[1] - 1) or self.restarts):
             target = ranked[rows, -2 - run] if self.targets else y[rows]
             images = _Batch(x[rows], y[rows], target, result[rows])
-            result[rows], is_fooled = self._run(_Query(model, loss), images, threat, draws)
+            result[rows], is_fooled = self._run(_Query(model, loss), images, threat, generator)
             rows = rows[~is_fooled]
             if len(rows) == 0:
                 break
         return result
 
     def _run(
-        self, query: "_Query", images: "_Batch", threat: ThreatModel, draws: torch.Generator
+        self, query: "_Query", images: "_Batch", threat: ThreatModel, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """The examples of one run, and which of them fool the exact model."""
         x = images.x
         if threat.name != "l1":
-            return _Climb(query, images, threat, self.steps).run(_draw_start(x, threat, draws))
-        start = x + _draw_normal(x, draws)
+            return _Climb(query, images, threat, self.steps).run(_draw_start(x, threat, generator))
+        start = x + _draw_normal(x, generator)
         lengths = [ceil(share * self.steps) for share in L1_STEP_SHARES]
         for radius, steps in zip(L1_RADII, (*lengths, self.steps - sum(lengths)), strict=True):
-            _draw_normal(x, draws)  # the reference draws a start for each radius and does not use it
+            _draw_normal(x, generator)  # the reference draws a start for each radius and does not use it
             ball = replace(threat, eps=radius * threat.eps)
             climb = _SparseClimb(query, images, ball, steps, stops=radius == L1_RADII[-1])
             result = climb.run((x + ball.project(x, start - x)).clamp(0, 1))
@@ -92,14 +94,16 @@ class AutoPGD:
         return result
 
 
-def _draw_normal(x: Tensor, draws: torch.Generator) -> Tensor:
-    return torch.randn(x.shape, generator=draws).to(x.device)
+def _draw_normal(x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(x.shape, generator=generator).to(x.device)
 
 
-def _draw_start(x: Tensor, threat: ThreatModel, draws: torch.Generator) -> Tensor:
+def _draw_start(x: Tensor, threat: ThreatModel, generator: torch.Generator) -> Tensor:
     """A start on the surface of the ball, clipped to the box."""
     is_linf = threat.name == "linf"
-    direction = (2 * torch.rand(x.shape, generator=draws) - 1).to(x.device) if is_linf else _draw_normal(x, draws)
+    direction = (
+        (2 * torch.rand(x.shape, generator=generator) - 1).to(x.device) if is_linf else _draw_normal(x, generator)
+    )
     size = direction.abs().flatten(1).amax(1) if is_linf else _length(direction)
     return (x + threat.eps * (direction / (broadcast_mask(size, x) + 1e-12))).clamp(0, 1)
 

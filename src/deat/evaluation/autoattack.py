@@ -1,9 +1,9 @@
 """AutoAttack (Croce and Hein 2020): all of it, or one part, with the settings of its `standard` version.
 
 Every part attacks the images that the parts before it left. With the same seed it starts where the reference
-implementation (`pyautoattack`) starts and gives its verdicts, but for rounding. Targeted parts have no more targets than
-there are wrong classes. With fewer than four classes the targeted DLR loss is undefined, so that cross-entropy is used
-and the result is not called standard.
+implementation (`pyautoattack`) starts and gives its verdicts, but for rounding. Targeted parts have no more targets
+than there are wrong classes. With fewer than four classes the targeted DLR loss is undefined, so that cross-entropy is
+used and the result is not called standard.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from deat.evaluation.fast_adaptive_boundary import FastAdaptiveBoundary
 from deat.evaluation.fast_model import FastModel
 from deat.evaluation.square_attack import Square
 from deat.tasks import CLASSIFICATION, Classification, Task
-from deat.threat import ThreatModel
+from deat.threat import L1, L2, Linf, ThreatModel
 from deat.utils.float32_precision import full_precision
 from deat.utils.torch_utils import broadcast_mask, eval_mode, frozen_parameters
 
@@ -30,8 +30,10 @@ REFINE_STEPS = 10
 class AttackPart(Protocol):
     """A part of AutoAttack."""
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> Tensor:
-        """Return examples for images that are classified correctly; `draws` is a generator on the CPU."""
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator
+    ) -> Tensor:
+        """Return examples for images that are classified correctly; `generator` is a generator on the CPU."""
 
 
 def standard_part(name: str, threat: ThreatModel) -> AttackPart:
@@ -97,7 +99,12 @@ class AutoAttack:
             )
 
     def check_threat(self, threat: ThreatModel, shape: Sequence[int]) -> None:
-        """Raise UsageError for anything but images in [0, 1], for which the attacks are defined."""
+        """Raise UsageError for anything but deat's balls around images in [0, 1], for which the attacks are defined."""
+        if type(threat) not in (Linf, L2, L1):
+            raise UsageError(
+                f"AutoAttack ({self.name}) is for the balls linf, l2 and l1, not for a threat model of your own, {threat!r}. "
+                "Use pgd-N or cw-N, such as pgd-100x5, five starts of 100 steps."
+            )
         if not threat.is_plain or len(shape) != 3:
             raise UsageError(
                 f"AutoAttack ({self.name}) is for images in [0, 1], not for examples of shape {tuple(shape)} under {threat!r}. "
@@ -147,8 +154,8 @@ def _run_parts(
 
 
 def _run_part(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, part: str, seed: int) -> Tensor:
-    draws = torch.Generator().manual_seed(seed)
-    adv = standard_part(part, threat)(model, x, y, threat, draws).detach()
+    generator = torch.Generator().manual_seed(seed)
+    adv = standard_part(part, threat)(model, x, y, threat, generator).detach()
     # Rounding may leave the ball by about a millionth.
     return torch.where(broadcast_mask(threat.contains(x, adv), x), adv, x + threat.project(x, adv - x))
 

@@ -1,7 +1,6 @@
 """Blocks of images: how they are read from the data, and how every attack is evaluated on each of them."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from operator import add
@@ -35,12 +34,12 @@ class BlockEvaluator:
 
     Args:
         request: The evaluation's arguments.
-        judge: Classifies a block under an attack.
+        verifier: Attacks a block and classifies the verified examples.
         resume_log: Earlier results, to which new ones are added.
     """
 
-    def __init__(self, request: EvaluationRequest, judge: AttackVerifier, resume_log: ResumeLog) -> None:
-        self.request, self.judge, self.resume_log = request, judge, resume_log
+    def __init__(self, request: EvaluationRequest, verifier: AttackVerifier, resume_log: ResumeLog) -> None:
+        self.request, self.verifier, self.resume_log = request, verifier, resume_log
 
     def evaluate_all(
         self,
@@ -92,7 +91,7 @@ class BlockEvaluator:
                     entry = self._find_or_evaluate(attack, stage, own_block, images_fingerprint, survivors, progress)
                 # A stage attacks what is left; where answers have grades, every stage attacks every image.
                 survivors = entry["result"]["correct"] if entry and not self.request.task.is_graded else None
-                entries = [other for other in self.request.distributed.all_gather(entry) if other]
+                entries = [other for other in self.request.distributed.all_gather_json(entry) if other]
                 results_by_stage.append([self._store_result(stage, other, progress) for other in entries])
                 on_progress(progress)
             if self.request.cascade and not is_natural(attack):  # natural always has an accuracy of its own
@@ -116,12 +115,12 @@ class BlockEvaluator:
         if result is None:
             progress.start_attack(stage, len(y))
             only_stage = stage if len(get_stages(attack)) > 1 else None
-            result = self.judge.attack_block(attack, x, y, number, survivors, only_stage)
-        return {"block": number, "attack": key, "images": images_fingerprint, "result": asdict(result)}
+            result = self.verifier.attack_block(attack, x, y, number, survivors, only_stage)
+        return {"block": number, "attack": key, "images": images_fingerprint, "result": result.as_json()}
 
     def _store_result(self, stage: AttackLike, entry: dict[str, Any], progress: EvaluationProgress) -> BlockResult:
         """Add an entry's result to the resume log and to the progress."""
-        result = BlockResult(**entry["result"])
+        result = BlockResult.from_json(entry["result"])
         is_new = self.resume_log.add(**{**entry, "result": result})
         progress.finish_attack(stage, len(result.correct), is_new=is_new)
         return result

@@ -128,8 +128,8 @@ def evaluate(
         data: What `deat.load_data` returns (its test part, or its val part where it has no test part), a
             `DataLoader`, a `Dataset`, a pair of tensors or arrays `(images, labels)`, or a `deat.ImageSet`.
         threat: Norm and radius, such as `deat.Linf(8 / 255)` or the text "l2:0.5". What `deat.load_data` returns has a
-            default; with other data it is required. Of a union, such as "linf:8/255+l2:0.5+l1:12", every ball is attacked;
-            an image then counts as correct if it is so in every ball, and `balls` has each ball's evaluation.
+            default; with other data it is required. Of a union, such as "linf:8/255+l2:0.5+l1:12", every ball is
+            attacked; an image then counts as correct if it is so in every ball, and `balls` has each ball's evaluation.
         task: What outputs and labels mean: "classification", "multilabel", "segmentation", "regression", or a task such
             as `deat.tasks.Segmentation(ignore_index=255)`. Default: that of the data, or classification.
         attacks: Names that `deat list attacks` shows, such as "pgd-20" or "aa", in a list or in one text with commas;
@@ -141,8 +141,8 @@ def evaluate(
             then have no accuracy.
         sanity: Run the sanity checks. Without them only a few flags can be raised.
         precision: What attacks compute in: "fp32", "tf32", "bf16", "fp16", or "auto" for fp16 on a GPU, bf16 on a CPU
-            that multiplies it natively (classifiers with 200,000 weights or more), and fp32 elsewhere. Images are always
-            classified in float32 in the end.
+            that multiplies it natively (classifiers with 200,000 weights or more), and fp32 elsewhere. Images are
+            always classified in float32 in the end.
         engine: How attacks run the model on a GPU: "graph" (CUDA graphs), "compile" (compiled, and CUDA graphs),
             "eager", or "auto", which compiles for long evaluations and otherwise uses graphs.
         threads: The number of CPU threads. Default: one for a small network, and what torch uses for others.
@@ -180,46 +180,46 @@ def evaluate(
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
     data = adapt_data(data)
-    kind = choose_task(task, data)
-    check_task(kind, chosen, cascade)
+    task = choose_task(task, data)
+    check_task(task, chosen, cascade)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON
     check_model(model)
     about = {"model": type(model).__name__, "data": _describe_data(data), **check_about(about)}
-    radius = parse_threat(
+    threat = parse_threat(
         _default_threat(data) if threat is None else threat, **(data.features if isinstance(data, DataSplits) else {})
     )
     check_examples(
         examples,
         has_resume_log=resume_log is not None,
         num_processes=distributed.size,
-        num_balls=len(radius.balls),
+        num_balls=len(threat.balls),
     )
     distributed.run_on_main(lambda: check_output_files(resume_log, save))
     device = device_of(model)
     part = _get_evaluation_part(data)
-    source = as_source(part, batch_size=block, device=device, shuffle=False, task=kind, box=radius.box)
+    source = as_source(part, batch_size=block, device=device, shuffle=False, task=task, box=threat.box)
     source.check()
-    check_radius(radius, source.shape)
+    check_radius(threat, source.shape)
     for attack in chosen:
         if callable(check := getattr(attack, "check_threat", None)):
-            for ball in radius.balls:
+            for ball in threat.balls:
                 check(ball, source.shape)
-    for warning in get_tiny_radius_warnings(radius) if sanity and distributed.is_main else ():
+    for warning in get_tiny_radius_warnings(threat) if sanity and distributed.is_main else ():
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
     request = EvaluationRequest(
-        model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision, task=kind
+        model, threat, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision, task=task
     )
-    passes = request.count_images(source) * sum(map(estimate_passes, chosen)) * len(radius.balls)
+    passes = request.count_images(source) * sum(map(estimate_passes, chosen)) * len(threat.balls)
     engine = choose_attack_engine(engine, device, passes)
     request = replace(
         request, examples=examples, engine=engine, resume_log=resume_log, about=about, distributed=distributed
     )
-    runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(radius).items()]
+    runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(threat).items()]
     show_flag = _once(on_flag)
     showing = nullcontext(progress) if callable(progress) else showing_progress(progress and distributed.is_main)
     with showing as on_progress, use_threads(threads or choose_attack_threads(model)):
         evaluations, logs = zip(*(run.run(source, on_progress, show_flag) for run in runs), strict=True)
-    evaluation = combine_balls(evaluations, Union(*radius.balls), chosen) if len(evaluations) > 1 else evaluations[0]
+    evaluation = combine_balls(evaluations, Union(*threat.balls), chosen) if len(evaluations) > 1 else evaluations[0]
     if save is not None and distributed.is_main:
         save(evaluation) if callable(save) else evaluation.save(save)
     for log in logs:
@@ -287,7 +287,7 @@ class EvaluationRun:
 
     def _set_request(self, request: EvaluationRequest) -> None:
         self.request = request
-        self.judge = AttackVerifier(
+        self.verifier = AttackVerifier(
             request.model,
             request.threat,
             request.seed,
@@ -307,7 +307,7 @@ class EvaluationRun:
             "seed": request.seed,
             "block": request.block,
             "cascade": request.cascade,
-            "precision": self.judge.precision,
+            "precision": self.verifier.precision,
             **({} if request.threat.is_plain else {"features": request.threat.describe()}),
             **self._task_entry(),
         }
@@ -348,7 +348,7 @@ class EvaluationRun:
 
         log = self._open_resume_log(first_images)
         progress = self._make_progress(num_images)
-        results, labels = BlockEvaluator(request, self.judge, log).evaluate_all(
+        results, labels = BlockEvaluator(request, self.verifier, log).evaluate_all(
             blocks, num_images, on_progress, progress
         )
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
@@ -361,12 +361,12 @@ class EvaluationRun:
         if sample is not None:
             progress.start_checks()
             on_progress(progress)
-            probe = self._make_probe(evaluation, sample, lambda: on_progress(progress))
-            late_flags = run_extra_attacks(probe) + self._check_statefulness(copies, probe, early_flags)
+            subset = self._attacked_subset(evaluation, sample, lambda: on_progress(progress))
+            late_flags = run_extra_attacks(subset) + self._check_statefulness(copies, subset, early_flags)
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
-        flags, check_seconds = request.distributed.broadcast([flags, check_seconds if request.sanity else 0.0])
+        flags, check_seconds = request.distributed.broadcast_json([flags, check_seconds if request.sanity else 0.0])
         return replace(evaluation, flags=[Flag(**flag) for flag in flags], check_seconds=check_seconds), log
 
     def _make_progress(self, num_images: int) -> EvaluationProgress:
@@ -379,7 +379,7 @@ class EvaluationRun:
             attacks,
             num_images,
             total,
-            lambda: self.judge.count_passes()[0],
+            lambda: self.verifier.count_passes()[0],
             check_passes=check_passes,
             ball=self.request.ball,
         )
@@ -394,24 +394,24 @@ class EvaluationRun:
             on_flag(flag)
         return flags
 
-    def _make_probe(
+    def _attacked_subset(
         self, evaluation: Evaluation, sample: LabeledImages, on_attack_done: Callable[[], None]
     ) -> AttackedSubset:
         """What attacks the sample in more ways."""
-        judge, (x, y) = self.judge, sample
+        verifier, (x, y) = self.verifier, sample
         rows = sample_indices(evaluation.num_images, SANITY_IMAGES)
-        model = judge.choose_attack_model(x)
+        model = verifier.choose_attack_model(x)
         threat, task = self.request.threat, self.request.task
-        return AttackedSubset(model, judge.model, threat, x, y, rows, evaluation, on_attack_done, task)
+        return AttackedSubset(model, verifier.model, threat, x, y, rows, evaluation, on_attack_done, task)
 
     def _check_statefulness(
-        self, copies: FreshCopies | None, probe: AttackedSubset, early_flags: list[Flag]
+        self, copies: FreshCopies | None, subset: AttackedSubset, early_flags: list[Flag]
     ) -> list[Flag]:
         """Flags about answers that depend on earlier questions; random ones always differ."""
         names = {flag.name for flag in early_flags}
         if copies is None or names & {"randomised", "training_mode", "not_finite"}:
             return []
-        flag = check_statefulness(probe, copies)
+        flag = check_statefulness(subset, copies)
         return [flag] if flag else []
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
@@ -429,7 +429,7 @@ class EvaluationRun:
 
     def _describe_settings(self, source: BatchSource, num_outputs: int) -> dict[str, Any]:
         """The settings of evaluation.json."""
-        request, fast_model = self.request, self.judge.fast_model
+        request, fast_model = self.request, self.verifier.fast_model
         return {
             "about": {name: anonymize_paths(value) for name, value in request.about.items()},
             "device": device_name(device_of(request.model)),
@@ -441,7 +441,7 @@ class EvaluationRun:
             "seed": request.seed,
             "block": request.block,
             "cascade": request.cascade,
-            "precision": self.judge.precision,
+            "precision": self.verifier.precision,
             "compiled": fast_model is not None and fast_model.compiled,
             "sample": request.count_images(source) < source.num_examples,
             "available": source.num_examples,

@@ -18,11 +18,11 @@ from deat.utils.torch_utils import broadcast_mask
 
 OVERSHOOT = 1.05
 MAX_PULL = 0.1
-"""The largest share of a step that starts from the image itself."""
+"""The largest weight of the clean image in a step; the rest is the weight of the current example."""
 BACKWARD_STEP = 0.9
 """An example that fools the model is moved back to this share of its distance."""
 MOVED_SHARE = 0.4
-"""If fewer of the examples are moved back, the gradients of the others are taken from the pass that classified them."""
+"""With a smaller share of examples moved back, the gradients of the others come from the pass that classified them."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class FastAdaptiveBoundary:
     steps: int = 100
     targets: int = 9
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> Tensor:
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator
+    ) -> Tensor:
         """Attack images that are classified correctly.
 
         Args:
@@ -45,7 +47,7 @@ class FastAdaptiveBoundary:
             x: Images in [0, 1].
             y: Their labels.
             threat: The ball. The attack does not depend on its radius, which says when an image is done.
-            draws: Not used: the first start is the image itself.
+            generator: Not used: the first start is the image itself.
 
         Returns:
             For each image an example in the ball that the queried model misclassifies, or the image itself.
@@ -122,7 +124,7 @@ class _Walk:
         return ~is_out
 
     def _classify(self, x_adv: Tensor, with_graph: bool) -> tuple[Tensor, Tensor]:
-        """The logits, and the examples that they can be differentiated by."""
+        """The logits, and the examples with respect to which they can be differentiated."""
         inputs = x_adv.detach().requires_grad_(with_graph)
         with torch.set_grad_enabled(with_graph):
             return as_class_logits(self.model(inputs)), inputs

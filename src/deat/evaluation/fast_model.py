@@ -73,8 +73,8 @@ def choose_attack_precision(wanted: str, device: torch.device, num_weights: int 
     Args:
         wanted: "auto", "fp32", "tf32", "bf16" or "fp16".
         device: The model's device.
-        num_weights: The number of weights in the model's layers, from `count_layer_weights`; 0 if it must not compute in
-            half precision unless that is wanted.
+        num_weights: The number of weights in the model's layers, from `count_layer_weights`; 0 if it must not compute
+            in half precision unless that is wanted.
 
     Returns:
         One of these other than "auto", which is fp16 on a GPU (it rounds images no more coarsely than TF32), bf16 for
@@ -438,7 +438,7 @@ class _GraphedFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient by x, after another forward pass if the activations were overwritten since."""
+        """Return the gradient with respect to x, after another forward pass if the activations were overwritten since."""
         if ctx.slot.activations_version != ctx.activations_version:
             ctx.slot.forward(ctx.graphs, *ctx.saved_tensors)
         ctx.slot.activations_version += 1

@@ -118,7 +118,7 @@ def compute_scores(
     means = [fsum(sums[i : i + len(source)]) / source.num_examples for i in range(0, len(sums), len(source))]
     scores = {}
     for attack, batches, loss in zip(parsed, statistics, means, strict=True):
-        parts = distributed.all_gather_tensor(torch.cat(batches) if batches else torch.zeros(0, dtype=torch.float64))
+        parts = distributed.all_gather(torch.cat(batches) if batches else torch.zeros(0, dtype=torch.float64))
         rows = torch.cat([part for part in parts if len(part)])
         in_order = rows[rows[:, 0].argsort(stable=True), 1:]  # by batch, whatever the number of processes
         own = in_order[:, 1:]

@@ -12,7 +12,13 @@ import numpy as np
 import torch
 
 from deat.errors import CheckpointError, DataError, NewerVersionError, UsageError
-from deat.evaluation.attack_verifier import BlockResult, combine_worst, sum_counts
+from deat.evaluation.attack_verifier import (
+    RECORDED_FIELDS,
+    BlockResult,
+    combine_worst,
+    rename_recorded_fields,
+    sum_counts,
+)
 from deat.evaluation.intervals import bootstrap_intervals, wilson_interval
 from deat.evaluation.sanity import Flag
 from deat.tasks import Task, build_task
@@ -42,7 +48,7 @@ class AttackResult:
         seconds: How long the attack took.
         forwards: Images passed forward through the model.
         backwards: Images passed backward through it.
-        felled: How many images each stage of the attack fooled, by its name; empty for an attack without stages.
+        num_fooled_by_stage: How many images each stage of the attack fooled, by its name; empty without stages.
         scores: For each image, the lowest score, for a task whose answers are more or less wrong; else empty.
         statistics: For each image, the numbers of that answer that the task's metrics are computed from; else empty.
     """
@@ -53,7 +59,7 @@ class AttackResult:
     seconds: float
     forwards: int
     backwards: int
-    felled: dict[str, int] = field(default_factory=dict)
+    num_fooled_by_stage: dict[str, int] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list, repr=False)
     statistics: list[list[float]] = field(default_factory=list, repr=False)
 
@@ -70,7 +76,8 @@ class AttackResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as evaluation.json has it."""
-        json_values = {**asdict(self), "correct": pack_bits(self.correct)}
+        values = {**asdict(self), "correct": pack_bits(self.correct)}
+        json_values = {RECORDED_FIELDS.get(name, name): value for name, value in values.items()}
         return {name: value for name, value in json_values.items() if value or name not in ("scores", "statistics")}
 
 
@@ -479,7 +486,10 @@ def _check_accuracies(evaluation: Evaluation, data: dict[str, Any]) -> None:
 
 
 def _parse_evaluation(data: Any) -> Evaluation:
-    results = [AttackResult(**{**entry, "correct": unpack_bits(entry["correct"])}) for entry in data["attacks"]]
+    results = [
+        AttackResult(**{**rename_recorded_fields(entry), "correct": unpack_bits(entry["correct"])})
+        for entry in data["attacks"]
+    ]
     flags = [Flag(flag["name"], flag["seen"], flag["advice"]) for flag in data["flags"]]
     has_labels = data["labels"] or not results or not results[0].scores
     labels = unpack_labels(data["labels"], len(results[0].correct) if results else 0) if has_labels else []

@@ -9,7 +9,6 @@ by its weights, by the files that define its layers, and by its logits on a few 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ ResultKey = tuple[int, str]
 
 
 def resume_log_path(out: Path) -> Path:
-    """Where the resume log of an unfinished evaluation is that will be written to `out`."""
+    """Return the path of the resume log, for an evaluation that will be written to `out`."""
     return out.with_name(f".{out.stem}-rulings.jsonl")
 
 
@@ -96,16 +95,16 @@ class ResumeLog:
         self._results[block, attack] = images, result
         if self.path is not None:
             line = {"question": self.request_fingerprint, "logits": self.logits, "block": block, "attack": attack}
-            entry = {**line, "images": images, **asdict(result)}
+            entry = {**line, "images": images, **result.as_json()}
             _append_line(self.path, json.dumps({**entry, "checksum": _compute_checksum(entry)}))
         return True
 
     def sync(self, distributed: Distributed) -> None:
         """Give every process the results that the main process has read."""
-        entries = [(*key, images, asdict(result)) for key, (images, result) in self._results.items()]
+        entries = [(*key, images, result.as_json()) for key, (images, result) in self._results.items()]
         self._results = {
-            (block, attack): (images, BlockResult(**result))
-            for block, attack, images, result in distributed.broadcast(entries)
+            (block, attack): (images, BlockResult.from_json(result))
+            for block, attack, images, result in distributed.broadcast_json(entries)
         }
 
     def delete(self) -> None:
@@ -185,4 +184,4 @@ def _parse_result(entry: dict[str, Any]) -> BlockResult | None:
     has_key = isinstance(entry.get("block"), int) and all(isinstance(entry.get(n), str) for n in ("attack", "images"))
     if not has_types or not has_key or not all(isinstance(hit, bool) for hit in values["correct"]):
         return None
-    return BlockResult(**values)
+    return BlockResult.from_json(values)

@@ -21,7 +21,7 @@ FIRST_SHARE = 0.8
 SHARE_HALVES_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """The queries after which squares become half as large."""
 GRID = 5
-"""In L2 and L1 the first example has so many patterns along each side."""
+"""How many patterns the first example of L2 and L1 has along each side."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class Square:
 
     queries: int = 5000
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> Tensor:
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator
+    ) -> Tensor:
         """Attack images that are classified correctly.
 
         Args:
@@ -42,12 +44,12 @@ class Square:
             x: Images (B, C, H, W) in [0, 1].
             y: Their labels.
             threat: The ball.
-            draws: Source of squares, on the CPU.
+            generator: Source of squares, on the CPU.
 
         Returns:
             For each image the example with the smallest margin found.
         """
-        search = (_BlockSearch if threat.name == "linf" else _MassSearch)(model, x, y, threat, draws)
+        search = (_BlockSearch if threat.name == "linf" else _MassSearch)(model, x, y, threat, generator)
         with torch.no_grad():
             return search.run(self.queries)
 
@@ -61,8 +63,8 @@ class _BlockSearch:
 
     min_side, is_odd = 1, False
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, draws: torch.Generator) -> None:
-        self.model, self.threat, self.draws = model, threat, draws
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator) -> None:
+        self.model, self.threat, self.generator = model, threat, generator
         # A fast model copies images into this order, and only a square changes between two queries.
         self.order = torch.channels_last if isinstance(model, FastModel) else torch.contiguous_format
         self.x = x.contiguous(memory_format=self.order)
@@ -111,7 +113,7 @@ class _BlockSearch:
         self.x, self.best = (values[is_left].contiguous(memory_format=self.order) for values in (self.x, self.best))
 
     def _rand(self, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=self.draws)
+        return torch.rand(shape, generator=self.generator)
 
     def _signs(self, *shape: int) -> Tensor:
         return (2 * self._rand(*shape) - 1).sign().to(self.x.device)

@@ -86,6 +86,9 @@ class BoundAttack:
             name = str(weight.dtype).removeprefix("torch.")
             raise UsageError(f"the examples are {x.dtype} and the weights {weight.dtype}: give x.to(torch.{name}).")
         check_radius(self.threat, x.shape[1:])
+        if callable(check := getattr(self.attack, "check_threat", None)):
+            for ball in self.threat.balls:
+                check(ball, x.shape[1:])
         if len(x) == 0:
             return labels
         if model not in self._num_outputs:
@@ -152,11 +155,10 @@ def attack(
     if not isinstance(stop_early, bool):
         raise UsageError(f"stop_early must be True or False, not {stop_early!r}.")
     chosen = _with_stop(get_attack(name), stop_early)
-    what = get_task(task)
+    task = get_task(task)
     if callable(check := getattr(chosen, "check_task", None)):
-        check(what)
-    radius = _get_threat(eps, norm, threat)
-    return BoundAttack(chosen, radius, what)
+        check(task)
+    return BoundAttack(chosen, _get_threat(eps, norm, threat), task)
 
 
 def _with_stop(chosen: Any, stop_early: bool) -> AttackLike:

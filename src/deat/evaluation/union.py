@@ -42,7 +42,10 @@ def combine_balls(evaluations: Sequence[Evaluation], union: Union, attacks: Sequ
 
 def _combine_results(results: Sequence[AttackResult]) -> AttackResult:
     """An attack's result in all balls; of an answer with grades, that of the ball with the lowest score."""
-    counts = {**sum_counts(results), "felled": {}}  # stages follow each other in a ball, not from ball to ball
+    counts = {
+        **sum_counts(results),
+        "num_fooled_by_stage": {},
+    }  # stages follow each other in a ball, not from ball to ball
     if results[0].scores:
         return AttackResult(name=results[0].name, **counts, **combine_worst(results))
     correct = [all(column) for column in zip(*(result.correct for result in results), strict=True)]

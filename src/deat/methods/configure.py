@@ -74,7 +74,7 @@ def configure_method(
         "max_steps": max_steps,
         "alpha_eps": None if alpha is None else _to_units_of_eps(alpha, threat),
         "stretch_eps": None if alpha is None else 0.0,
-        "level": None if tau is None else float(tau),
+        "stop_threshold": None if tau is None else float(tau),
     }
     method = _replace_settings(method, "schedule", schedule, "gamma and max_steps belong to m+ methods, such as m+deat")
     method = _replace_penalty(method, g_form, {"weight": g_weight, "step": g_step})

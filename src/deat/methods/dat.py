@@ -1,6 +1,6 @@
 """DAT: dynamic adversarial training by first-order stationarity.
 
-Idea: each example moves until its FOSC value falls to a level c_t that shrinks over training, so that the adversary
+Idea: each example moves until its FOSC value falls to a threshold c_t that shrinks over training, so that the adversary
 converges better as epochs pass. Moves of a batch (core/game.py): `A^k J` with a mask. It motivates M+ in the paper.
 Citation: Wang et al., "On the convergence and robustness of adversarial training", ICML 2019.
 Settings: 10 steps of 0.25 eps, c_t = 0.5 (1 - t / (5/6 T)), uniform start. The authors' code also re-weights the
@@ -22,6 +22,6 @@ from deat.schedules import LinearRamp
 def dat(rules: RuleSet) -> Method:
     """Build DAT with at most 10 steps."""
     base = pgd(rules)
-    schedule = LinearRamp(first=10, last=10, alpha_eps=0.25, level=0.5, level_until=5 / 6)
+    schedule = LinearRamp(first=10, last=10, alpha_eps=0.25, stop_threshold=0.5, stop_threshold_until=5 / 6)
     attack = replace(base.attack, freeze=StopWhenConverged())
     return replace(base, name="dat", schedule=schedule, attack=attack, summary="steps until converged")

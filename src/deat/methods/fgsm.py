@@ -19,10 +19,11 @@ batch), next start clip(start + alpha sign(m)), random signs of size eps at firs
 squared difference of outputs. Starts belong to images as they were cropped and flipped then, as in the authors' code.
 Cost: 2 backprops a batch (6 forwards and backwards), and 4 bytes of memory for each value of each training image.
 
-GradAlign is U-FGSM with a penalty: the gradient by the input at x + noise is to point where that at x does.
+GradAlign is U-FGSM with a penalty: the gradient with respect to the input at x + noise is to point where that at x
+does.
 Citation: Andriushchenko, Flammarion, "Understanding and improving fast adversarial training", NeurIPS 2020.
-Settings: 0.2 (1 - cos), with noise uniform in the ball; the gradient at x is a constant, as in the authors' code. Cost: 4
-backprops a batch (10 forwards and backwards).
+Settings: 0.2 (1 - cos), with noise uniform in the ball; the gradient at x is a constant, as in the authors' code. Cost:
+4 backprops a batch (10 forwards and backwards).
 """
 
 from dataclasses import replace

@@ -25,6 +25,10 @@ RECORDED_NAMES = {
     "StopWhenFooled": "Friendly",
     "StopWhenConverged": "Converged",
     "attack": "ascent",
+    "random_start_at_k0": "noisy",
+    "carries_outside_box": "carries_unclipped",
+    "stop_threshold": "level",
+    "stop_threshold_until": "level_until",
 }
 """What run records and checkpoints call some classes and fields, so that a run can be resumed by a later version."""
 
@@ -179,7 +183,7 @@ def _to_json(value: Any) -> Any:
             parts = _record_lengths(value, parts)
         if isinstance(value, InnerAttack):
             if not value.clamps_images:
-                del parts["carries_unclipped"]  # without effect, and older records do not have it
+                del parts["carries_outside_box"]  # without effect, and older records do not have it
             if not value.leaves_ball:
                 del parts["leaves_ball"]  # for the same reason
             if value.start_radius == 1:

@@ -75,7 +75,7 @@ def friendly(base: Method, tau: int = 3) -> Method:
     if not base.schedule.has_adversary:
         raise UsageError("f+ needs a method with an adversary: natural training takes no steps to stop.")
     attack = replace(base.attack, freeze=StopWhenFooled(), batch_norm="eval")
-    schedule = replace(base.schedule, level=float(tau))
+    schedule = replace(base.schedule, stop_threshold=float(tau))
     summary = _join(base.summary, "friendly")
     return replace(base, name=f"f+{base.name}", attack=attack, schedule=schedule, summary=summary)
 
@@ -88,14 +88,16 @@ DEFAULT_PENALTIES = {
 
 
 def gplus(base: Method, form: str = "gradient", weight: float | None = None, step: float | None = None) -> Method:
-    """Return G+base: the last update of each batch also lowers the gradient of the loss by the input.
+    """Return G+base: the last update of each batch also lowers the gradient of the loss with respect to the input.
 
-    The word `A^k J` becomes `A^k G`, and `J^(k+1)` becomes `J^k G`. G costs one backprop more than J, two in the curvature
-    form, in every epoch. Delta's steps and l_X are those of the loss without the penalty. See `GradientPenalty`.
+    The word `A^k J` becomes `A^k G`, and `J^(k+1)` becomes `J^k G`. G costs one backprop more than J, two in the
+    curvature form, in every epoch. Delta's steps and l_X are those of the loss without the penalty. See
+    `GradientPenalty`.
 
     Args:
         base: Any method, also with other prefixes, and natural training.
-        form: "gradient", the finite difference of the loss (Finlay and Oberman), or "curvature" (Moosavi-Dezfooli et al.).
+        form: "gradient", the finite difference of the loss (Finlay and Oberman), or "curvature" (Moosavi-Dezfooli et
+            al.).
         weight: The weight of the penalty; by default 0.1.
         step: The step of the finite difference in units of eps; by default 0.25, and 1 for the curvature.
 
@@ -112,7 +114,7 @@ def gplus(base: Method, form: str = "gradient", weight: float | None = None, ste
     _check_is_method(base, "g+")
     if find_play(base.play, PenaliseGradient):
         raise UsageError(
-            f"g+ cannot be put before {base.name}, which has a penalty on the gradient by the input already: write g+ once, and "
+            f"g+ cannot be put before {base.name}, which has a penalty on the input gradient already: write g+ once, and "
             "not before gradalign."
         )
     if form not in DEFAULT_PENALTIES:
@@ -121,18 +123,18 @@ def gplus(base: Method, form: str = "gradient", weight: float | None = None, ste
     penalty = penalty if weight is None else replace(penalty, weight=weight)
     penalty = penalty if step is None else replace(penalty, step=step)
     play = PenaliseGradient(base.play, penalty)
-    summary = _join(base.summary, "a penalty on the gradient by the input")
+    summary = _join(base.summary, "a penalty on the gradient with respect to the input")
     return replace(base, name=f"g+{base.name}", play=play, summary=summary)
 
 
 def awp(base: Method, gamma: float = 0.005, warmup: int = 0) -> Method:
     """Return AWP+base: the gradient of the last update of each batch is taken at adversarially perturbed weights.
 
-    After the perturbation of the images is made, one more pass gives the gradient of the training loss by the weights, and
-    each weight tensor W of two or more dimensions moves by gamma |W| along it. The update's gradient is that at these
-    weights. Then the weights are put back bit for bit, and stepped. It costs one backprop a batch. Delta's gradient, l_X,
-    loss, accuracy and batch-norm statistics are those of the pass at the weights themselves. Replaying methods perturb in
-    the last update of a batch alone.
+    After the perturbation of the images is made, one more pass gives the gradient of the training loss with respect to
+    the weights, and each weight tensor W of two or more dimensions moves by gamma |W| along it. The update's gradient
+    is that at these weights. Then the weights are put back bit for bit, and stepped. It costs one backprop a batch.
+    Delta's gradient, l_X, loss, accuracy and batch-norm statistics are those of the pass at the weights themselves.
+    Replaying methods perturb in the last update of a batch alone.
 
     Args:
         base: Any method but YOPO, also with other prefixes.

@@ -26,8 +26,8 @@ class RuleSet:
         caps_mplus: M+ raises k to the method's own number of steps at most.
         stretch_eps: Length that the k steps of M+ must be able to cover, in units of eps.
         ramp_eps: M+ raises k until k * alpha reaches this length, in units of eps.
-        noisy: Keep the random start in epochs with k = 0.
-        carries_unclipped: A carried delta is limited by eps alone, and the image is clamped to [0, 1] instead.
+        random_start_at_k0: Keep the random start in epochs with k = 0.
+        carries_outside_box: A carried delta is limited by eps alone, and the image is clamped to [0, 1] instead.
         amata_reaches_last: Amata reaches B in its last epoch.
         deat_d_max_steps: Largest k of DEAT-d; None for no limit.
         deat_p_max_steps: Largest k of DEAT-p%; None for no limit.
@@ -40,8 +40,8 @@ class RuleSet:
     caps_mplus: bool
     stretch_eps: float
     ramp_eps: float
-    noisy: bool
-    carries_unclipped: bool
+    random_start_at_k0: bool
+    carries_outside_box: bool
     amata_reaches_last: bool
     deat_d_max_steps: int | None
     deat_p_max_steps: int | None
@@ -58,7 +58,8 @@ class RuleSet:
         Returns:
             The attack, with the differences of this rule set.
         """
-        return InnerAttack(**{"noisy": self.noisy, "carries_unclipped": self.carries_unclipped, **settings})
+        own = {name: getattr(self, name) for name in ("random_start_at_k0", "carries_outside_box")}
+        return InnerAttack(**{**own, **settings})
 
     def make_probe(self, *, crafts: bool, clean_branch: bool = False) -> MagnitudeProbe:
         """Build the probe of a family of methods.
@@ -79,8 +80,8 @@ DEFAULT_RULES = RuleSet(
     caps_mplus=True,
     stretch_eps=1.0,
     ramp_eps=0.0,
-    noisy=False,
-    carries_unclipped=False,
+    random_start_at_k0=False,
+    carries_outside_box=False,
     amata_reaches_last=True,
     deat_d_max_steps=None,
     deat_p_max_steps=None,
@@ -94,8 +95,8 @@ RELEASED_RULES = RuleSet(
     caps_mplus=True,
     stretch_eps=0.0,
     ramp_eps=1.0,
-    noisy=True,
-    carries_unclipped=True,
+    random_start_at_k0=True,
+    carries_outside_box=True,
     amata_reaches_last=False,
     deat_d_max_steps=4,
     deat_p_max_steps=3,

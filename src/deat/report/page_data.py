@@ -655,11 +655,11 @@ def _row_data(results: ResultsTable, row: ReportRow) -> dict[str, Any]:
     return {
         "name": make_printable(row.name),
         "accuracy": {attack: _accuracy_data(cell) for attack, cell in cells.items() if cell},
-        "said": {"backprops": f"{cost.backprops:,.0f}", "minutes": format_minutes(cost)} if cost else {},
+        "text": {"backprops": f"{cost.backprops:,.0f}", "minutes": format_minutes(cost)} if cost else {},
         "seeds": [_seed_data(results, row, run) for run in row.finished_runs] if len(row.finished_runs) > 1 else [],
         "backprops": cost.backprops if cost else None,
         "minutes": cost.minutes if cost else None,
-        "crowded": row.ran_concurrently,
+        "ran_concurrently": row.ran_concurrently,
         "flags": sorted({make_printable(flag.name) for _, flag in collect_flags(row)}),
     }
 
@@ -670,9 +670,9 @@ def _accuracy_data(cell: AccuracyCell) -> dict[str, Any]:
         "mean": cell.mean,
         "low": cell.low,
         "high": cell.high,
-        "said": f"{format_mean(cell)}{format_deviation(cell)}{' %' if cell.is_percent else ''}",
+        "text": f"{format_mean(cell)}{format_deviation(cell)}{' %' if cell.is_percent else ''}",
         "interval": f"{format_interval(cell)}{' %' if cell.is_percent else ''}",
-        "behind": cell.sample_note,
+        "sample_note": cell.sample_note,
     }
 
 
@@ -682,7 +682,7 @@ def _seed_data(results: ResultsTable, row: ReportRow, run: RunResults) -> dict[s
     return {
         "seed": run.seed,
         "accuracy": shares,
-        "said": {attack: format_value(share, row) for attack, share in shares.items()},
+        "text": {attack: format_value(share, row) for attack, share in shares.items()},
         "backprops": run.metrics["backprops"],
         "minutes": run.metrics["minutes"] or None,
     }

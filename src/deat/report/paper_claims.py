@@ -36,7 +36,7 @@ class CheckedClaim:
             "claim": self.claim.text,
             "backprops": self.backprops,
             "seconds": self.seconds,
-            "crowded": self.ran_concurrently,
+            "ran_concurrently": self.ran_concurrently,
             "missing": self.missing,
             "differs": self.deviations,
             "paper": self.claim.percent,

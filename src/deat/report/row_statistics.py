@@ -57,8 +57,8 @@ class AccuracyCell:
             "high": self.high,
             "seeds": self.seeds,
             "images": self.images,
-            "each": self.images_per_seed,
-            "behind": self.sample_note,
+            "images_per_seed": self.images_per_seed,
+            "sample_note": self.sample_note,
         }
 
 
@@ -78,7 +78,7 @@ class RowCost:
 
     def as_json(self) -> dict[str, Any]:
         """Return the cost as `deat report --json` prints it."""
-        return {"backprops": self.backprops, "minutes": self.minutes, "crowded": self.ran_concurrently}
+        return {"backprops": self.backprops, "minutes": self.minutes, "ran_concurrently": self.ran_concurrently}
 
 
 def list_attacks(rows: Sequence[ReportRow]) -> list[str]:

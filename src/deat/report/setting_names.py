@@ -25,7 +25,7 @@ NAMES = {
     "method.schedule.alpha_eps": "step size alpha",
     "method.schedule.gamma": "growth factor gamma",
     "method.schedule.max_steps": "largest k",
-    "method.schedule.level": "level of the stop rule",
+    "method.schedule.level": "threshold of the stop rule",
     "method.schedule.stretch": "least reach of k steps",
     "method.schedule.stretch_eps": "least reach of k steps",
     "method.schedule.ramp": "ramp of the step size",

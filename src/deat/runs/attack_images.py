@@ -16,7 +16,7 @@ from deat.data.input_images import ImageFile, InputImage, list_image_files, read
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attack_registry import describe_attack, get_attack
 from deat.evaluation.attack_verifier import AttackLike, derive_block_seed
-from deat.evaluation.attacks import as_judged, call_attack, is_natural
+from deat.evaluation.attacks import as_evaluated, call_attack, is_natural
 from deat.evaluation.image_rounding import round_to_8_bits
 from deat.radius_checks import check_radius
 from deat.runs.predict import Paths, check_classifies_images, class_name, classify, find_crop_fraction
@@ -51,8 +51,8 @@ class AttackedImage:
         before: The predicted class without attack.
         after: The predicted class of the written file; None for an image that was not attacked.
         status: Whether the written image fools the network.
-        written: The file with the adversarial image, in the output folder; None for an image that is not attacked,
-            since the network is wrong about it anyway.
+        written: The file with the adversarial image, in the output folder. None for an image that the network
+            misclassifies without an attack: it is not attacked.
         distance: The norm of the written perturbation.
         probability: The probability of `after`.
         lost_to_rounding: True if the image fooled the network before its values were rounded to 8 bits, and no more.
@@ -140,8 +140,8 @@ def attack_images(
         out: The output folder. It must be new or empty, unless `overwrite`.
         attack: A name, such as "pgd-20", "apgd-ce" or "aa", or an attack.
         threat: Norm and radius, such as "linf:8/255"; by default those that the run was trained against.
-        labels: "folders" takes the name of each image's folder for its class; "predicted" attacks what the network
-            predicts; a CSV file has lines FILE,CLASS; a dict maps files or their names to classes. By default
+        labels: The class of each image. "folders": the name of its folder. "predicted": what the network predicts.
+            Or a CSV file with lines FILE,CLASS, or a dict from files or their names to classes. By default
             "folders" if every image is in a folder named after a class, and else "predicted".
         format: "png", "npy", or "auto" for png unless an image is not of 8 bits or has no 1 or 3 channels.
         seed: The seed of random draws.
@@ -164,7 +164,7 @@ def attack_images(
         >>> deat.attack_images("runs/photos", "holiday/", "attacked", threat="linf:4/255").count("fooled")
         12
     """
-    chosen = as_judged(get_attack(attack))
+    chosen = as_evaluated(get_attack(attack))
     if is_natural(chosen):
         raise UsageError("natural is no attack: it changes no image. Choose one of deat list attacks.")
     for name, value, least in (("seed", seed, 0), ("block", block, 1)):
@@ -175,25 +175,25 @@ def attack_images(
     folder = Path(out).expanduser()
     _check_output_folder(folder, overwrite)
     loaded = run if isinstance(run, SavedRun) else load_run(run, model=model, epoch=epoch, device=device)
-    ball = choose_threat(loaded, threat)
+    threat = choose_threat(loaded, threat)
     if callable(check := getattr(chosen, "check_threat", None)):
-        check(ball, loaded.image_shape)
+        check(threat, loaded.image_shape)
     files = list_image_files([images] if isinstance(images, str | os.PathLike) else list(images))
     check_classifies_images(loaded, files)
     inputs = _read_all(files, loaded)
     numbers, origin = _find_labels(files, labels, loaded.classes)
-    kind = _choose_format(format, files, inputs, loaded.image_shape)
-    names = _output_names(files, kind)
+    file_format = _choose_format(format, files, inputs, loaded.image_shape)
+    names = _output_names(files, file_format)
     _check_outputs(folder, names, files)
     settings = {
         "deat": VERSION,
         "run": anonymize_paths(str(loaded.path)),
         "epoch": loaded.epoch,
         "weights": fingerprint_model(loaded.model),
-        "threat": ball.describe(),
-        "attack": {"name": chosen.name, **describe_attack(chosen, ball, len(loaded.classes))},
+        "threat": threat.describe(),
+        "attack": {"name": chosen.name, **describe_attack(chosen, threat, len(loaded.classes))},
         "labels": origin,
-        "format": "png, 8 bits" if kind == "png" else "npy, float32",
+        "format": "png, 8 bits" if file_format == "png" else "npy, float32",
         "input": list(loaded.image_shape),
         "seed": int(seed),
         "block": int(block),
@@ -202,9 +202,16 @@ def attack_images(
     for number, start in enumerate(range(0, len(files), block)):
         part = slice(start, start + block)
         attacked = _attack_block(
-            loaded, inputs[part], None if numbers is None else numbers[part], chosen, ball, seed, number, kind == "png"
+            loaded,
+            inputs[part],
+            None if numbers is None else numbers[part],
+            chosen,
+            threat,
+            seed,
+            number,
+            file_format == "png",
         )
-        results += _write_block(loaded, folder, files[part], inputs[part], names[part], attacked, ball)
+        results += _write_block(loaded, folder, files[part], inputs[part], names[part], attacked, threat)
         if progress:
             progress(len(results), len(files))
     found = AttackedImages(folder, tuple(results), settings)
@@ -430,7 +437,7 @@ def _read_labels(path: Path) -> dict[str, str]:
     return {file.strip(): name.strip() for file, name in rows}
 
 
-def _output_names(files: Sequence[ImageFile], kind: str) -> list[PurePath]:
+def _output_names(files: Sequence[ImageFile], file_format: str) -> list[PurePath]:
     """A file in the output folder for each image: its path below the folder that all images share."""
     paths = [Path(os.path.abspath(file.path)) for file in files]
     root = os.path.commonpath([path.parent for path in paths])
@@ -439,9 +446,9 @@ def _output_names(files: Sequence[ImageFile], kind: str) -> list[PurePath]:
         path.with_suffix("") if file.index is None else path.with_name(f"{path.stem}-{file.index:05}")
         for file, path in zip(files, relative, strict=True)
     ]
-    names = [stem.with_name(f"{stem.name}.{kind}") for stem in stems]
+    names = [stem.with_name(f"{stem.name}.{file_format}") for stem in stems]
     if len(set(names)) < len(names):  # cat.jpg and cat.png, or a file that is named twice
-        names = [path.with_name(f"{path.name}-{number:05}.{kind}") for number, path in enumerate(relative)]
+        names = [path.with_name(f"{path.name}-{number:05}.{file_format}") for number, path in enumerate(relative)]
     return [PurePath(name) for name in names]
 
 

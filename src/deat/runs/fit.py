@@ -246,7 +246,7 @@ def _train_with_checkpoints(
     )
     training = FolderTraining(lambda: trainer, options)
     with training.session():
-        if training.resumed and trainer.is_finished:
+        if training.resumed and trainer.was_loaded_finished:
             notify(f"finished already in {str(path)!r}: nothing is trained")
         elif training.resumed:
             notify(f"resuming in {str(path)!r} at {describe_resume_position(trainer)}")

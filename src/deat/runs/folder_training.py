@@ -154,7 +154,7 @@ class FolderTraining:
                     f"there is no checkpoint in {str(self.path)!r} to resume from; nothing was changed."
                 )
             return False
-        if self.options.inexact and not self.trainer.is_finished:
+        if self.options.inexact and not self.trainer.was_loaded_finished:
             reasons = {"exact": False, "not_exact_because": ["resumed with --inexact"]}
             self._write_record({**self.record, "digest_of_init": recorded_init_hash(self.path), **reasons})
         return True

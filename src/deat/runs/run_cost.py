@@ -32,7 +32,7 @@ def estimate_run_cost(run: Run, trainer: Trainer, folder: Path, scoring: ScoreOp
     parts = {**_estimate_scores(run, trainer, scoring or ScoreOptions(test_images=0, baseline="no"))}
     if scoring and wants_baseline(run, scoring):
         parts["baseline"] = estimate_cost(run.baseline().trainer(distributed=trainer.distributed)).seconds[1]
-    return cost.with_parts({name: float(trainer.distributed.broadcast(value)) for name, value in parts.items()})
+    return cost.with_parts({name: float(trainer.distributed.broadcast_json(value)) for name, value in parts.items()})
 
 
 def _estimate_scores(run: Run, trainer: Trainer, scoring: ScoreOptions) -> dict[str, float]:

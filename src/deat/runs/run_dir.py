@@ -167,8 +167,8 @@ class RunFolder:
         if best is None:
             return
         last = trainer.history[-1].epoch
-        source = None if trainer.step else checkpoint  # in the middle of an epoch the weights are no epoch's
-        if not trainer.step:
+        source = None if trainer.batches_done else checkpoint  # in the middle of an epoch the weights are no epoch's
+        if not trainer.batches_done:
             self._publish_file("last", source, last, lambda: get_state_dict(trainer.model))
             if trainer.average:
                 self._publish_file("averaged", None, last, trainer.average.weights)
@@ -187,7 +187,7 @@ class RunFolder:
         choice = trainer.best.choice.as_json()
         try:
             record = json.loads(read_plain_text(self.path / RUN_FILE))
-            is_behind = trainer.is_finished and CHOICE_KEY in record
+            is_behind = trainer.was_loaded_finished and CHOICE_KEY in record
             if record.get(CHOICE_KEY) != choice and (is_new or is_behind):
                 weights = read_weights_hash(self.path / "best" / WEIGHTS_FILE)
                 write_run_json(self.path, {**record, CHOICE_KEY: choice, BEST_WEIGHTS_KEY: weights})

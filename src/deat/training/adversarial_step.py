@@ -103,7 +103,7 @@ class _Processes(Distributed):
 
     device: str = "cpu"
 
-    def all_gather(self, value: Any) -> list[Any]:
+    def all_gather_json(self, value: Any) -> list[Any]:
         """Return the values of all processes."""
         if not self.is_multiprocess:
             return [value]
@@ -191,8 +191,8 @@ class AdversarialStep:
         self.epoch, self.history = 0, list[EpochRecord]()
         self._seed_starts()
         self._is_checked, self._has_begun = False, False
-        self.state = self.schedule.init()
-        self._budget = self.schedule.budget(self.state, 0)
+        self.schedule_state = self.schedule.init()
+        self._budget = self.schedule.budget(self.schedule_state, 0)
 
     @property
     def k(self) -> int:
@@ -242,12 +242,12 @@ class AdversarialStep:
             NumericalError: A loss or a gradient was not finite.
         """
         record = self.game.meter.read(self.epoch)
-        self.state = self.schedule.observe(self.state, record)
+        self.schedule_state = self.schedule.observe(self.schedule_state, record)
         self.game.meter.reset()
         self.epoch, self._has_begun = self.epoch + 1, False
         self.history.append(record)
-        self._budget = self.schedule.budget(self.state, self.epoch)
-        if message := explain_missing_growth(self.schedule, self.state, self.history, self.epochs):
+        self._budget = self.schedule.budget(self.schedule_state, self.epoch)
+        if message := explain_missing_growth(self.schedule, self.schedule_state, self.history, self.epochs):
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return record
 
@@ -257,7 +257,7 @@ class AdversarialStep:
         starts = {name: part.clone() for name, part in memory.state_dict().items()} if memory is not None else None
         return {
             "epoch": self.epoch,
-            "schedule": dict(self.state),
+            "schedule": dict(self.schedule_state),
             "meter": self.game.meter.state_dict(),
             "cost": vars(self.game.cost).copy(),
             "generator": self.game.generator.get_state(),
@@ -278,9 +278,9 @@ class AdversarialStep:
             state: What `state_dict` returned.
         """
         game = self.game
-        self.epoch, self.state = int(state["epoch"]), dict(state["schedule"])
+        self.epoch, self.schedule_state = int(state["epoch"]), dict(state["schedule"])
         self.history = [EpochRecord(**record) for record in state["history"]]
-        self._budget = self.schedule.budget(self.state, self.epoch)
+        self._budget = self.schedule.budget(self.schedule_state, self.epoch)
         vars(game.cost).update(state["cost"])
         if game.union_rule is not None and state["union"]:
             game.union_rule.load_state_dict(state["union"])

@@ -40,7 +40,7 @@ class Callback:
         """Handle the end of a batch.
 
         Args:
-            trainer: The trainer; `trainer.step` batches of epoch `trainer.epoch` are done.
+            trainer: The trainer; `trainer.batches_done` batches of epoch `trainer.epoch` are done.
             buffers: The batch on the device: `x`, `delta`, `y`, `loss`. The next batch overwrites them, and reading one
                 (`float(buffers.loss)`) makes a GPU wait, so read few of them.
         """

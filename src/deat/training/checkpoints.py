@@ -339,12 +339,16 @@ def check_state_finite(trainer: Trainer, state: dict[str, Any]) -> None:
     Raises:
         NumericalError: A weight, a value of the optimizer or the epoch's loss is not finite.
     """
-    if trainer.step:
+    if trainer.batches_done:
         trainer.read_meter()
     _, optimizer = encode_state(state["optimizer"], STATE_CLASSES)
     bad = [*_non_finite_names(state["model"]), *_non_finite_names(optimizer)]
     if bad:
-        at = f"in epoch {trainer.epoch + 1}, batch {trainer.step}" if trainer.step else f"after epoch {trainer.epoch}"
+        at = (
+            f"in epoch {trainer.epoch + 1}, batch {trainer.batches_done}"
+            if trainer.batches_done
+            else f"after epoch {trainer.epoch}"
+        )
         raise trainer.numerical_error(
             f"{', '.join(bad[:3])} stopped being finite {at}; it was not saved. Lower the learning rate."
         )
@@ -398,13 +402,13 @@ def _stateful_callbacks(trainer: Trainer) -> dict[str, Any]:
 def _is_best_epoch(trainer: Trainer) -> bool:
     """Return whether the trainer's weights, not their average, are those of the best epoch."""
     best = trainer.best.snapshot_or_none
-    is_last = bool(best and not trainer.step and trainer.history and best.epoch == trainer.history[-1].epoch)
+    is_last = bool(best and not trainer.batches_done and trainer.history and best.epoch == trainer.history[-1].epoch)
     return is_last and not (best and best.averaged)
 
 
 def _position(trainer: Trainer) -> tuple[int, int, int]:
     """Return the position of training; backprops distinguish an epoch from its repetition after a rollback."""
-    return trainer.epoch, trainer.step, trainer.game.cost.backprops
+    return trainer.epoch, trainer.batches_done, trainer.game.cost.backprops
 
 
 def _non_finite_names(tensors: dict[str, Tensor]) -> list[str]:

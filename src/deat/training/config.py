@@ -70,8 +70,8 @@ class TrainConfig:
         batch_size: Images in a batch.
         optimizer: "sgd", "adam", "adamw", "nadam" or "rmsprop". `fit` also takes a function from parameters to an
             optimizer.
-        lr: Highest learning rate; by default 0.1 for SGD, 0.002 for nadam, 0.001 for the others, or the learning rate of
-            an optimizer of your own.
+        lr: Highest learning rate; by default 0.1 for SGD, 0.002 for nadam, 0.001 for the others, or the learning rate
+            of an optimizer of your own.
         lr_schedule: Shape of the learning rate over training: "cyclic" (a triangle that turns at `peak`), "multistep"
             (decays at `milestones`), "cosine" or "flat".
         milestones: Epochs at which the multistep schedule decays; by default 1/2 and 4/5 of training.
@@ -92,7 +92,8 @@ class TrainConfig:
         sync_bn: Take batch-norm statistics over all processes of a run.
         ema: Decay of an exponential moving average of the weights and of batch-norm statistics, such as 0.999. It is
             scored beside the weights after every epoch, and either may be the best. By default there is none.
-        clip_grad_norm: Largest norm of the gradient by all weights; a longer one is shortened to it before each update.
+        clip_grad_norm: Largest norm of the gradient with respect to all weights; a longer one is shortened to it before
+            each update.
         label_smoothing: Share of each label that is spread over all classes, in the learner's loss alone: attacks keep
             the loss of the labels. TRADES and MART smooth their cross-entropy, not their divergence.
         class_weights: A weight of each class in the same loss, or "balanced": inversely proportional to how many

@@ -144,7 +144,7 @@ def estimate_cost(trainer: Trainer, folder: Path | None = None) -> CostEstimate:
 
 
 def backprop_bounds(method: Method, schedule: Schedule, epochs: int) -> tuple[int, int]:
-    """Count the backprops of one batch position over all epochs.
+    """Count the backprops of a training with one batch an epoch, at least and at most.
 
     Args:
         method: The training method.
@@ -188,10 +188,10 @@ def measure_attack_speed(
         few, labels, device = x[:num_images], y[:num_images], x.device
         forward, attacked = (
             _measure_call(
-                lambda: logits_under_attack(model, few, labels, kind, harmless, task=trainer.task),  # noqa: B023
+                lambda: logits_under_attack(model, few, labels, timed_attack, harmless, task=trainer.task),  # noqa: B023
                 device,
             )
-            for kind in (parse_attack("natural"), stepping)
+            for timed_attack in (parse_attack("natural"), stepping)
         )
         return forward, len(trainer.threat.balls) * max(0.0, attacked - forward) / MEASURED_ATTACK_STEPS
 
@@ -204,7 +204,7 @@ def measure_attack_speed(
 
 
 def _fit_line(half: tuple[int, float], whole: tuple[int, float], num_processes: int) -> LinearTime:
-    """The line through two measured times, of which no process makes more than its share."""
+    """The line through two measured times, divided by the number of processes that share the images."""
     (few, quick), (many, slow) = half, whole
     slope = min(max(0.0, (slow - quick) / max(1, many - few)), slow / many)
     return LinearTime((slow - slope * many) / num_processes, slope / num_processes)
@@ -254,10 +254,10 @@ def _measure_batches(trainer: Trainer, budget: Budget) -> float:
     seconds = _time_batches(trainer, budget, 1)
     if seconds < LONG_BATCH_SECONDS:
         seconds = _time_batches(trainer, budget, 1)
-        wanted = trainer.distributed.broadcast(round(MEASURE_SECONDS / max(seconds, 1e-6)))
+        wanted = trainer.distributed.broadcast_json(round(MEASURE_SECONDS / max(seconds, 1e-6)))
         if wanted > 1:
             seconds = _time_batches(trainer, budget, min(wanted, len(trainer.train)))
-    return float(trainer.distributed.broadcast(seconds))
+    return float(trainer.distributed.broadcast_json(seconds))
 
 
 def _time_batches(trainer: Trainer, budget: Budget, num_batches: int) -> float:
@@ -277,7 +277,7 @@ def _measure_validation(trainer: Trainer) -> float:
         speed = measure_attack_speed(trainer, source, attack=trainer.validator.attack, uses_autocast=True)
         attacks = [parse_attack("natural"), trainer.validator.attack]
         seconds += speed.estimate_seconds(attacks, source.num_examples)
-    return float(trainer.distributed.broadcast(seconds))
+    return float(trainer.distributed.broadcast_json(seconds))
 
 
 def _measure_saving(trainer: Trainer, folder: Path) -> float:
@@ -288,7 +288,7 @@ def _measure_saving(trainer: Trainer, folder: Path) -> float:
     try:
         started = perf_counter()
         Checkpoints(path).on_train_begin(trainer)
-        return float(trainer.distributed.broadcast(perf_counter() - started))
+        return float(trainer.distributed.broadcast_json(perf_counter() - started))
     finally:
         trainer.distributed.run_on_main(lambda: shutil.rmtree(path, ignore_errors=True))
 

@@ -46,9 +46,9 @@ def gather_process_state(game: Game, step: int) -> dict[str, Any]:
     """
     distributed, buffers = game.distributed, {}
     if step and distributed.is_multiprocess:  # between epochs all processes have the same buffers
-        buffers = {name: torch.stack(distributed.all_gather_tensor(b)) for name, b in game.net.named_buffers()}
-    carry = None if game.carried_delta is None else _interleave_rows(distributed.all_gather_tensor(game.carried_delta))
-    meter = distributed.all_gather(game.meter.state_dict()) if step else None
+        buffers = {name: torch.stack(distributed.all_gather(b)) for name, b in game.net.named_buffers()}
+    carry = None if game.carried_delta is None else _interleave_rows(distributed.all_gather(game.carried_delta))
+    meter = distributed.all_gather_json(game.meter.state_dict()) if step else None
     learned = game.union_rule.state_dict() if game.union_rule is not None else {}
     starts = {"starts": game.start_memory.state_dict()} if game.start_memory is not None else {}
     return {"meter": meter, "carry": carry, "buffers": buffers, **({"union": learned} if learned else {}), **starts}

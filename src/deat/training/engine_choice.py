@@ -174,7 +174,7 @@ class AutoCompile(CompilePolicy):
             return
         before = since.clock - self._epoch_start.clock - (since.warm_up_seconds - self._epoch_start.warm_up_seconds)
         measured = timing.train_seconds - timing.warm_up_seconds - before
-        seconds = trainer.distributed.broadcast(measured)  # so that all processes decide alike
+        seconds = trainer.distributed.broadcast_json(measured)  # so that all processes decide alike
         pace = seconds / (end - since.backprops)
         if self.recorded_pace is None:
             self._compile_if_worth_it(trainer, pace)
@@ -183,11 +183,11 @@ class AutoCompile(CompilePolicy):
 
     def _compile_if_worth_it(self, trainer: "Trainer", pace: float) -> None:
         """Compile if the rest of the run, at the present k, saves more than compiling takes."""
-        batches_left = (trainer.config.epochs - trainer.epoch) * len(trainer.train) - trainer.step
-        budget = trainer.schedule.budget(trainer.state, trainer.epoch)
+        batches_left = (trainer.config.epochs - trainer.epoch) * len(trainer.train) - trainer.batches_done
+        budget = trainer.schedule.budget(trainer.schedule_state, trainer.epoch)
         cost = TRITON_COMPILE_COST if trainer.engine.uses_own_kernels else TORCH_COMPILE_COST
         # The processes' kernel caches may differ.
-        compile_seconds = trainer.distributed.broadcast(cost.estimate_seconds(trainer.model))
+        compile_seconds = trainer.distributed.broadcast_json(cost.estimate_seconds(trainer.model))
         if batches_left * trainer.method.play.backprops(budget) * pace * cost.saving > compile_seconds:
             self.recorded_pace = pace
             trainer.game.executor.use_compiled(True)

@@ -84,25 +84,25 @@ def make_trainer(
     splits = train if isinstance(train, DataSplits) else None
     features = splits.features if splits else {}
     method, threat = get_method(method), parse_threat(_default_threat(train) if threat is None else threat, **features)
-    kind = choose_task(task, train)
-    check_method_on_task(method, kind)
+    task = choose_task(task, train)
+    check_method_on_task(method, task)
     check_method_on_threat(method, threat)
     original_train = splits.train if splits else train
     if n_train is not None:
-        original_train = take_train_part(original_train, n_train, kind)
+        original_train = take_train_part(original_train, n_train, task)
     augment = check_augment(augment) or (splits.augment if splits else None)
     val = splits.val if splits and val is None else val
-    train_data, val_data = split_train_val(original_train, val, config, kind, threat.box)
-    train_source = open_source(train_data, config, augment=augment, task=kind, box=threat.box)
+    train_data, val_data = split_train_val(original_train, val, config, task, threat.box)
+    train_source = open_source(train_data, config, augment=augment, task=task, box=threat.box)
     train_source.check()
     check_radius(threat, train_source.shape)
-    val_source = open_val_source(val_data, train_source, config, task=kind, box=threat.box)
+    val_source = open_val_source(val_data, train_source, config, task=task, box=threat.box)
     has_normalization = get_input_std(model) is not None
-    mean_std = None if has_normalization else _resolve_normalization(normalize, splits, train_data, kind)
+    mean_std = None if has_normalization else _resolve_normalization(normalize, splits, train_data, task)
     model = add_normalization(model, *mean_std, threat.box == UNIT_BOX) if mean_std else model
-    output = check_trainable(model, train_source, distributed.size, original_train, kind)
-    model, outputs = return_logits(model, output), take_logits(output).detach()
-    remarks = find_output_problems(outputs, train_source.num_classes) if kind.reads_logits else []
+    output = check_trainable(model, train_source, distributed.size, original_train, task)
+    model = return_logits(model, output)
+    remarks = find_output_problems(take_logits(output), train_source.num_classes, task)
     remarks += get_radius_warnings(threat, method.schedule.has_adversary)
     for remark in remarks if distributed.is_main else ():
         (notify or show_as_warning)(remark)
@@ -118,7 +118,7 @@ def make_trainer(
         optimizer=optimizer,
         callbacks=callbacks,
         distributed=distributed,
-        task=kind,
+        task=task,
     )
     trainer.data_name = anonymize_paths(splits.name) if splits else None
     trainer.n_train = n_train if n_train is not None else splits.n_train if splits else None

@@ -14,8 +14,8 @@ from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval
-from deat.evaluation.sanity import are_probabilities
 from deat.schedules import Schedule, ScheduleState
+from deat.tasks import CLASSIFICATION, Task
 from deat.utils.anonymize_paths import restore_user_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.text import format_eps, quote_for_shell
@@ -38,23 +38,24 @@ EARLIEST_EPOCH_TO_TELL = 4
 """How many epochs must be finished before a k that does not grow is reported."""
 
 
-def find_output_problems(outputs: Tensor, num_classes: int) -> list[str]:
+def find_output_problems(outputs: Tensor, num_classes: int, task: Task = CLASSIFICATION) -> list[str]:
     """Find problems of a network's outputs that do not prevent training.
 
     Args:
-        outputs: The outputs for a few images, images x outputs.
+        outputs: The outputs for a few images, images x outputs, with their autograd graph.
         num_classes: The number of classes of the data.
+        task: What outputs mean.
 
     Returns:
         A message for each problem.
     """
     problems = []
-    if are_probabilities(outputs):
+    if task.are_probabilities(outputs):
         problems.append(
-            "the model's outputs are probabilities: none is negative and each row sums to one. Return logits, without "
-            "the softmax: the loss applies it itself, and applied twice it hardly lets the loss fall."
+            "the model's outputs are probabilities, those of a softmax or a sigmoid. Return logits, without it: the loss "
+            "applies it itself, and applied twice it hardly lets the loss fall."
         )
-    if outputs.dim() > 1 and outputs.shape[1] > num_classes:
+    if task.reads_logits and outputs.dim() > 1 and outputs.shape[1] > num_classes:
         problems.append(
             f"the model has {outputs.shape[1]:,} outputs, and the data {num_classes:,} classes. That works, since the others "
             "learn to be never chosen, but a last layer with one output per class learns faster."
@@ -77,7 +78,9 @@ def collect_start_notes(trainer: "Trainer") -> list[str]:
 
 def describe_missing_growth(trainer: "Trainer") -> str | None:
     """Say once, while it can still be changed, that k has not grown; see `explain_missing_growth`."""
-    return explain_missing_growth(trainer.schedule, trainer.state, _epoch_records(trainer), trainer.config.epochs)
+    return explain_missing_growth(
+        trainer.schedule, trainer.schedule_state, _epoch_records(trainer), trainer.config.epochs
+    )
 
 
 def explain_missing_growth(
@@ -119,14 +122,14 @@ def collect_result_notes(trainer: "Trainer") -> list[str]:
         _chance_level_note(trainer),
         _forgetting_note(trainer),
         _missing_verdicts_note(trainer),
-        trainer.schedule.explain_no_growth(trainer.state, _epoch_records(trainer)),
+        trainer.schedule.explain_no_growth(trainer.schedule_state, _epoch_records(trainer)),
     )
     return [note for note in notes if note]
 
 
 def collect_partial_notes(trainer: "Trainer") -> list[str]:
     """Collect remarks on an interrupted training, of which at least one epoch is finished."""
-    moment = "that moment" if trainer.step else "the last finished epoch"
+    moment = "that moment" if trainer.batches_done else "the last finished epoch"
     partial = (
         f"interrupted{describe_stop_position(trainer)}: a partial result. Its model has the weights of {moment}, and "
         f"load_best() loads those of epoch {trainer.best.snapshot.epoch + 1}. With checkpoints='some/folder' the same call "
@@ -280,15 +283,15 @@ def format_code_flag(name: str, spec: str) -> str:
 
 def describe_stop_position(trainer: "Trainer") -> str:
     """Describe where training was interrupted; empty after the last epoch."""
-    batch = f", after batch {trainer.step}" if trainer.step else ""
+    batch = f", after batch {trainer.batches_done}" if trainer.batches_done else ""
     epochs = trainer.config.epochs
     return f" in epoch {trainer.epoch + 1} of {epochs}{batch}" if trainer.epoch < epochs else ""
 
 
 def describe_resume_position(trainer: "Trainer") -> str:
     """Describe where a training resumes."""
-    part = f"batch {trainer.step + 1}" if trainer.step < len(trainer.train) else "its validation"
-    return f"epoch {trainer.epoch + 1}" + (f", {part}" if trainer.step else "")
+    part = f"batch {trainer.batches_done + 1}" if trainer.batches_done < len(trainer.train) else "its validation"
+    return f"epoch {trainer.epoch + 1}" + (f", {part}" if trainer.batches_done else "")
 
 
 def _launcher_prefix(distributed: Distributed) -> str:

@@ -211,7 +211,7 @@ def compile_sgd_step() -> Callable[..., None]:
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
-    """Shorten the gradient by all weights to `max_norm` before each step from now on, where it is longer.
+    """Shorten the gradient with respect to all weights to `max_norm` before each step from now on, where it is longer.
 
     Args:
         optimizer: The optimizer.

@@ -194,8 +194,8 @@ class OverfitWatch:
         check_number("shrink", shrink, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
         check_int("rollbacks", rollbacks, 0)
         self.threat = parse_threat(threat)
-        kind = None if task is None else get_task(task)
-        self.images = open_source(images, TrainConfig(device="cpu"), shuffle=False, task=kind, box=self.threat.box)
+        task = None if task is None else get_task(task)
+        self.images = open_source(images, TrainConfig(device="cpu"), shuffle=False, task=task, box=self.threat.box)
         self.action, self.seed = action, seed
         self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump, gap), shrink, rollbacks
         self.log_path, self.notify = log_path, notify or show_as_warning
@@ -286,7 +286,7 @@ class OverfitWatch:
             trainer.stop()
             return f"Stopped at the weights of epoch {trainer.epoch}."
         trainer.scale_step_size(self.shrink)
-        alpha = trainer.schedule.budget(trainer.state, trainer.epoch).step_size
+        alpha = trainer.schedule.budget(trainer.schedule_state, trainer.epoch).step_size
         return f"Back to epoch {trainer.epoch}, continuing with alpha {format_eps(alpha)}."
 
     def _record_event(self, event: EpochWatch) -> None:

@@ -100,14 +100,14 @@ class TrainingLine:
         if trainer is None or trainer.epoch >= trainer.config.epochs:
             return ""
         epochs, batches, backprops = trainer.config.epochs, len(trainer.train), trainer.game.cost.backprops
-        bar = format_progress_bar((trainer.epoch + trainer.step / batches) / epochs)
+        bar = format_progress_bar((trainer.epoch + trainer.batches_done / batches) / epochs)
         position = f"epoch {trainer.epoch + 1}/{epochs}  {_format_batch(trainer)}  k {trainer.budget.k}"
         return f"{make_printable(trainer.method.name)} {bar} {self._time_left(trainer)}  {position}  {backprops:,} backprops"
 
     def _time_left(self, trainer: Trainer) -> str:
         """Estimated time left, assuming that k does not change."""
         backprops = trainer.game.cost.backprops - self.backprops_before
-        batches_left = len(trainer.train) * (trainer.config.epochs - trainer.epoch) - trainer.step
+        batches_left = len(trainer.train) * (trainer.config.epochs - trainer.epoch) - trainer.batches_done
         if backprops < MIN_BACKPROPS_FOR_ESTIMATE:
             return f"{format_duration(None)} left"
         elapsed = perf_counter() - self.start_time
@@ -118,4 +118,4 @@ class TrainingLine:
 def _format_batch(trainer: Trainer) -> str:
     """The batch that is trained, or what follows the last one."""
     batches = len(trainer.train)
-    return f"batch {trainer.step + 1}/{batches}" if trainer.step < batches else "validation"
+    return f"batch {trainer.batches_done + 1}/{batches}" if trainer.batches_done < batches else "validation"

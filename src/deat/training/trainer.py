@@ -90,12 +90,15 @@ class Trainer:
 
     Attributes:
         epoch: The number of finished epochs.
-        step: The number of batches done in the current epoch.
+        batches_done: The number of batches done in the current epoch.
+        schedule: The method's schedule, with absolute lengths.
+        schedule_state: What the schedule remembers of the epochs so far.
+        budget: The number and the size of the attack's steps in the current epoch.
         history: The statistics of every finished epoch.
         best: The best epoch so far.
         average: The moving average of the weights; None without `config.ema`.
         engine_note: Why batches are not all recorded as CUDA graphs; empty if they are, or if that is as configured.
-        is_finished: Whether the loaded state has no epochs left to train.
+        was_loaded_finished: Whether `load_state_dict` loaded a state without epochs left to train.
         data_name: The name of the data set, such as "cifar10", if it has one.
         n_train: The number of training images that were chosen of a larger set; None for all.
         checkpointer: Saves the state after epochs and on interruption; None for no saving.
@@ -169,11 +172,11 @@ class Trainer:
         self.checkpointer: Checkpointer | None = None
         self.validator = Validator.of(val, config, threat, self.engine, self.interruption, self.task)
         self.schedule = method.bind(threat, config.epochs)
-        self.state = self.schedule.init()
-        self.budget = self.schedule.budget(self.state, 0)
-        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.schedule_state = self.schedule.init()
+        self.budget = self.schedule.budget(self.schedule_state, 0)
+        self.epoch, self.batches_done, self.seconds = 0, 0, 0.0
         self._epoch_started = self._last_epoch_ended = perf_counter()
-        self.active, self._stopping, self.is_finished = 0, False, False
+        self.num_image_steps, self._stopping, self.was_loaded_finished = 0, False, False
         self.data_name: str | None = None
         self.n_train: int | None = None
         self.history: list[EpochStats] = []
@@ -189,7 +192,8 @@ class Trainer:
             Interrupted: Training was interrupted. Its state was saved first, if there is a checkpointer.
             NumericalError: The loss or the weights are not finite, or memory ran out.
         """
-        self._stopping, self.is_finished, self._last_epoch_ended = self.is_finished, False, perf_counter()
+        self._stopping, self.was_loaded_finished = self.was_loaded_finished, False
+        self._last_epoch_ended = perf_counter()
         result = None
         try:
             self._train_in_session()
@@ -225,7 +229,7 @@ class Trainer:
         Args:
             is_partial: Whether training was interrupted.
         """
-        stopped_after = (self.epoch, self.step) if is_partial else None
+        stopped_after = (self.epoch, self.batches_done) if is_partial else None
         return TrainResult(
             self.model.eval(),
             self.history,
@@ -261,7 +265,7 @@ class Trainer:
         started = perf_counter()
         self.game.executor.take_warm_up_seconds()  # drops those of an interrupted epoch
         self.compile_policy.before_epoch(self)
-        self.budget = self.schedule.budget(self.state, self.epoch)
+        self.budget = self.schedule.budget(self.schedule_state, self.epoch)
         record = self.train_epoch(self.budget)
         train_ended = perf_counter()
         lipschitz_bound = self._check_weights()
@@ -270,9 +274,9 @@ class Trainer:
         timing = self._make_timing(record, started, train_ended)
         stats = self._make_stats(record, lipschitz_bound, scores, average_scores)
         stats = self._update_best(stats, scores, average_scores)
-        self.state = self.schedule.observe(self.state, record)
+        self.schedule_state = self.schedule.observe(self.schedule_state, record)
         self.history.append(stats)
-        self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
+        self.epoch, self.batches_done, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
         self.compile_policy.after_epoch(self, timing)
         self.call_callbacks("on_epoch", stats, timing)
         return stats
@@ -291,14 +295,14 @@ class Trainer:
         self.game.clear_gradients()
         if self.average:
             self.average.refresh()
-        if not self.step:
+        if not self.batches_done:
             self.game.meter.reset()
-        for step, (x, y) in remaining_batches(self.train, self.epoch, self.step, self.interruption):
+        for step, (x, y) in remaining_batches(self.train, self.epoch, self.batches_done, self.interruption):
             self.prepare_step(self.epoch, step)
             if self.mixing:
                 x, y = self.mixing.apply(x, y, self.epoch, step)
             self.method.play_batch(self.game, x, y, budget)
-            self.step = step + 1
+            self.batches_done = step + 1
             self.call_callbacks("on_batch", self.game.last_batch)
             self.compile_policy.after_batch(self)
         self.distributed.broadcast_model_buffers(self.model)
@@ -317,7 +321,6 @@ class Trainer:
         self.lr_scheduler.set_step(epoch * len(self.train) + step)
         if self.distributed.is_multiprocess:
             self.game.global_batch_size = num_images_in_batch(self.train.num_examples, self.train.batch_size, step)
-
         if self._batch_indices is not None:
             self.game.batch_index = self._batch_indices(epoch, step)
 
@@ -408,7 +411,7 @@ class Trainer:
         Returns:
             The error, to be raised.
         """
-        batch = max(1, self.step) if batch is None else batch
+        batch = max(1, self.batches_done) if batch is None else batch
         lr = self.lr_scheduler.lr_at(self.epoch * len(self.train) + batch - 1)
         seed = self.config.seed
         return make_numerical_error(message, epoch=self.epoch, batch=batch, budget=self.budget, lr=lr, seed=seed)
@@ -417,16 +420,16 @@ class Trainer:
         """Return all that is needed to resume between two batches. A collective call for several processes."""
         return {
             "epoch": self.epoch,
-            "step": self.step,
+            "step": self.batches_done,
             "stopping": self._stopping,
-            "schedule": dict(self.state),
+            "schedule": dict(self.schedule_state),
             "lengths": self._step_lengths,
-            **gather_process_state(self.game, self.step),
+            **gather_process_state(self.game, self.batches_done),
             "rng": self.random_streams.state_dict(),
             "model": get_state_dict(self.model),
             "optimizer": self.optimizer.state_dict(),
             "cost": vars(self.game.cost).copy(),
-            "active": self.active,
+            "active": self.num_image_steps,
             "seconds": self.seconds,
             "history": list(self.history),
             "best": self.best.snapshot_or_none,
@@ -446,14 +449,17 @@ class Trainer:
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.game.executor.clear_recordings()  # they refer to tensors that the optimizer has replaced
         self.schedule = replace(self.schedule, **state["lengths"])
-        self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
-        self.step, self.is_finished = state["step"], state["stopping"] or state["epoch"] >= self.config.epochs
+        self.epoch, self.schedule_state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
+        self.batches_done, self.was_loaded_finished = (
+            state["step"],
+            state["stopping"] or state["epoch"] >= self.config.epochs,
+        )
         restore_process_state(self.game, state)
         self.random_streams.load_state_dict(state["rng"])
         vars(self.game.cost).update(state["cost"])
         description = self.method.describe()
         self.history = [separate_training_accuracy(stats, description) for stats in state["history"]]
-        self.active = state["active"]
+        self.num_image_steps = state["active"]
         self.best = self._make_best_epoch(state["best"], state.get("scored", ()))
         if self.engine.scaler and state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
@@ -518,23 +524,23 @@ class Trainer:
     def _make_stats(
         self, record: EpochRecord, lipschitz_bound: float, scores: ValScores | None, average: ValScores | None
     ) -> EpochStats:
-        budget, self.active = self.budget, self.active + record.active
+        budget, self.num_image_steps = self.budget, self.num_image_steps + record.num_image_steps
         stats = EpochStats(
             epoch=self.epoch,
             k=budget.k,
             alpha=budget.step_size,
-            level=budget.level,
+            level=budget.stop_threshold,
             magnitude=record.magnitude,
-            threshold=self.state.get("threshold"),
+            threshold=self.schedule_state.get("threshold"),
             loss=record.loss,
             train_accuracy=record.accuracy,
             val_natural=scores.natural if scores else None,
             val_robust=scores.robust if scores else None,
             log10_lipschitz=lipschitz_bound,
-            lr=self.lr_scheduler.lr_at(self.epoch * len(self.train) + self.step - 1),
+            lr=self.lr_scheduler.lr_at(self.epoch * len(self.train) + self.batches_done - 1),
             examples=record.examples,
             skipped=record.skipped,
-            active=self.active,
+            active=self.num_image_steps,
             backprops=self.game.cost.backprops,
             passes=self.game.cost.passes,
             val_passes=self.validator.passes if self.validator else 0,

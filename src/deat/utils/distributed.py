@@ -120,7 +120,7 @@ class Distributed:
         """The rows of every batch that this process computes."""
         return BatchShard(self.rank, self.size)
 
-    def all_gather(self, value: Any) -> list[Any]:
+    def all_gather_json(self, value: Any) -> list[Any]:
         """Return the JSON values of all processes, in the order of ranks.
 
         Args:
@@ -135,13 +135,13 @@ class Distributed:
         dist.all_gather(texts, nn.functional.pad(data, (0, len(texts[0]) - len(data))))
         return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(texts, lengths, strict=True)]
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast_json(self, value: Any) -> Any:
         """Return the JSON value of the first process.
 
         Args:
             value: The value; that of other processes than the first is not used.
         """
-        return self.all_gather(value if self.is_main else None)[0]
+        return self.all_gather_json(value if self.is_main else None)[0]
 
     def all_reduce_sum(self, values: list[float]) -> list[float]:
         """Add up the numbers of all processes in float64, in the order of ranks, so that all get the same bits.
@@ -152,7 +152,7 @@ class Distributed:
         Returns:
             The sums.
         """
-        return [sum(column) for column in zip(*self.all_gather(values), strict=True)]
+        return [sum(column) for column in zip(*self.all_gather_json(values), strict=True)]
 
     def all_reduce_tensor(self, tensor: Tensor) -> Tensor:
         """Return the sum of the tensors of all processes, on the device and without reading it.
@@ -198,7 +198,7 @@ class Distributed:
                 value = function()
             except DeatError as error:
                 failure = error
-        value, main_failure = self.broadcast([value, failure and [type(failure).__name__, str(failure)]])
+        value, main_failure = self.broadcast_json([value, failure and [type(failure).__name__, str(failure)]])
         if failure:
             raise failure
         if main_failure:
@@ -206,7 +206,7 @@ class Distributed:
             raise getattr(errors, name, DeatError)(message)
         return value
 
-    def all_gather_tensor(self, tensor: Tensor) -> list[Tensor]:
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all processes, in the order of ranks.
 
         Args:
@@ -219,7 +219,7 @@ class Distributed:
         if not self.is_multiprocess:
             return [own]
         data = own.reshape(-1).view(torch.uint8)
-        shapes, lengths = zip(*self.all_gather([list(own.shape), len(data)]), strict=True)
+        shapes, lengths = zip(*self.all_gather_json([list(own.shape), len(data)]), strict=True)
         buffers = [data.new_zeros(max(lengths)) for _ in lengths]
         dist.all_gather(buffers, nn.functional.pad(data, (0, max(lengths) - len(data))))
         return [b[:n].view(own.dtype).view(shape) for b, n, shape in zip(buffers, lengths, shapes, strict=True)]
@@ -249,7 +249,7 @@ class Distributed:
         """
         if not self.is_multiprocess:
             return objective
-        # It is about 1x1 kernels in channels-last order, whose bytes are the same in either order.
+        # torch warns of the strides of 1x1 kernels in channels-last order, whose bytes are the same in both orders.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
         return DistributedDataParallel(objective, **_NO_BUFFER_SYNC)
 

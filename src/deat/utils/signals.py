@@ -69,7 +69,7 @@ class Interruption:
             Interrupted: If any process got a request.
         """
         if self.distributed.all_reduce_any(self.reason is not None):
-            raise Interrupted(next(filter(None, self.distributed.all_gather(self.reason))))
+            raise Interrupted(next(filter(None, self.distributed.all_gather_json(self.reason))))
 
     @contextmanager
     def catch_signals(self, on_second_signal: Callable[[], None] | None = None) -> Iterator[None]:

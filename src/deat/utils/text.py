@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -15,7 +16,20 @@ MessageHandler = Callable[[str], None]
 
 def show_as_warning(text: str) -> None:
     """Show a message as a RuntimeWarning."""
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
+    warn_caller(text, RuntimeWarning)
+
+
+def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside deat that called into it, however many of our functions are between.
+
+    Args:
+        text: The warning.
+        category: Its class.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "deat":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
 
 
 def ignore_message(text: str) -> None:

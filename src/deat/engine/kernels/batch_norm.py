@@ -129,25 +129,25 @@ class BatchNormFunction(torch.autograd.Function):
     ) -> TensorPair:
         """Compute the output, and x + addend."""
         y, total = torch.empty_like(x), x.view_as(x) if addend is None else torch.empty_like(x)
-        mean, spread = (
+        mean, inv_std_or_var = (
             x.new_empty((2, x.shape[1]), dtype=sums.dtype) if use_batch_statistics else (running_mean, running_var)
         )
         track = use_batch_statistics and running_mean is not None
-        running = (running_mean, running_var) if track or not use_batch_statistics else (mean, spread)
+        running = (running_mean, running_var) if track or not use_batch_statistics else (mean, inv_std_or_var)
         tensors = (x, x if addend is None else addend, total, x if residual is None else residual, y, sums[0])
         options: dict[str, Any] = {
             "ADD": addend is not None,
-            "BESIDE": residual is not None,
+            "RESIDUAL": residual is not None,
             "RELU": relu,
             "BATCH": use_batch_statistics,
             "TRACK": track,
             "MOMENTUM": momentum,
             "EPS": eps,
         }
-        vectors = (mean, spread, *running, weight, bias)
+        vectors = (mean, inv_std_or_var, *running, weight, bias)
         _launch("batch_norm_forward_kernel", x, (*tensors, *vectors), options, needs_sums=use_batch_statistics)
         gate = y if relu and residual is not None else None
-        ctx.save_for_backward(total, gate, sums, mean, spread, weight, bias)
+        ctx.save_for_backward(total, gate, sums, mean, inv_std_or_var, weight, bias)
         ctx.options = {"RELU": relu, "GATED": gate is not None, "BATCH": use_batch_statistics, "EPS": eps}
         ctx.set_materialize_grads(False)
         ctx.sums_used = False
@@ -155,20 +155,28 @@ class BatchNormFunction(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Any, ...]:
-        """Compute the gradients by x and addend (which are equal), residual, weight and bias."""
+    def backward(ctx: Any, dy: Tensor | None, extra_dx: Tensor | None) -> tuple[Any, ...]:
+        """Compute the gradients with respect to x and addend (which are equal), residual, weight and bias."""
         x, gate, sums, *columns = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if dy is None:
-            return more, more if needs[1] else None, *[None] * 10
-        dy, more = to_channels_last(dy), None if more is None else to_channels_last(more)
+            return extra_dx, extra_dx if needs[1] else None, *[None] * 10
+        dy, extra_dx = to_channels_last(dy), None if extra_dx is None else to_channels_last(extra_dx)
         needs_affine, use_batch_statistics = any(needs[3:5]), ctx.options["BATCH"]
         if ctx.sums_used:  # by an earlier backward pass of this graph
             (sums,) = allocate_sums(x, x.shape[1])
         ctx.sums_used = True
-        dx, by_residual = torch.empty_like(x), dy if gate is None else torch.empty_like(x)
-        tensors = (dy, x, dy if gate is None else gate, dy if more is None else more, dx, by_residual, sums[1])
-        options = {**ctx.options, "ADD": more is not None}
+        dx, grad_residual = torch.empty_like(x), dy if gate is None else torch.empty_like(x)
+        tensors = (
+            dy,
+            x,
+            dy if gate is None else gate,
+            dy if extra_dx is None else extra_dx,
+            dx,
+            grad_residual,
+            sums[1],
+        )
+        options = {**ctx.options, "ADD": extra_dx is not None}
         _launch(
             "batch_norm_backward_kernel",
             x,
@@ -176,8 +184,8 @@ class BatchNormFunction(torch.autograd.Function):
             options,
             needs_sums=use_batch_statistics or needs_affine,
         )
-        by_bias, by_weight = (total.to(columns[2].dtype) for total in sums[1]) if needs_affine else (None, None)
-        return dx, dx if needs[1] else None, by_residual if needs[2] else None, by_weight, by_bias, *[None] * 7
+        grad_bias, grad_weight = (total.to(columns[2].dtype) for total in sums[1]) if needs_affine else (None, None)
+        return dx, dx if needs[1] else None, grad_residual if needs[2] else None, grad_weight, grad_bias, *[None] * 7
 
 
 def _launch(name: str, x: Tensor, tensors: tuple[Any, ...], options: dict[str, Any], needs_sums: bool) -> None:
@@ -202,7 +210,7 @@ def _has_dependent_launch(device: torch.device) -> bool:
 
 
 OUTPUT_ONLY_FLAGS = {
-    "batch_norm_forward_kernel": {"BESIDE": False, "RELU": False, "TRACK": False},
+    "batch_norm_forward_kernel": {"RESIDUAL": False, "RELU": False, "TRACK": False},
     "batch_norm_backward_kernel": {"ADD": False},
 }
 """Flags that matter for the output only. Fixed values for gathering mean that fewer kernels are built."""

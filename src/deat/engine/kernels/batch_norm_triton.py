@@ -1,12 +1,11 @@
 """Batch norm, the sums around it and a ReLU as two Triton kernels over rows of channels: forward and backward.
 
 A batch in channels-last order is a matrix of N·H·W rows and C columns, which the kernels process in tiles. Each
-kernel is
-launched twice: first to gather sums over the rows, by column, then to write its output, from the last tile to the
-first,
-since the last tile is still in the cache. With EARLY, the programs that write start before the sums are complete, and
-load their first tile meanwhile. Programs add their sums atomically, in any order. Sums are float32 (float64 for
-float64), of differences to the first row, since squares of large numbers would hide small variances.
+kernel is launched twice: first to gather sums over the rows, by column, then to write its output. The output is
+written from the last tile to the first, since the last tile is still in the cache. With EARLY, the programs that write
+start before the sums are complete, and load their first tile meanwhile. Programs add their sums atomically, in any
+order. Sums are float32 (float64 for float64). They are sums of differences to the first row: squares of large numbers
+would hide small variances.
 """
 
 import triton
@@ -17,12 +16,12 @@ Tile = tuple[tl.tensor, tl.tensor]
 
 @triton.jit
 def batch_norm_forward_kernel(
-    x, other, total, beside, y, sums, mean, spread, running_mean, running_var, weight, bias, M, C, rows,
-    GATHER: tl.constexpr, ADD: tl.constexpr, BESIDE: tl.constexpr, RELU: tl.constexpr,
+    x, other, total, residual, y, sums, mean, inv_std_or_var, running_mean, running_var, weight, bias, M, C, rows,
+    GATHER: tl.constexpr, ADD: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
     BATCH: tl.constexpr, TRACK: tl.constexpr, MOMENTUM: tl.constexpr, EPS: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
 ) -> None:  # fmt: skip
-    """y = relu((total - mean) / deviation * weight + bias + beside), where total = x + other, or x.
+    """y = relu((total - mean) / deviation * weight + bias + residual), where total = x + other, or x.
 
     mean and 1 / deviation are those of the batch, which are gathered first and stored, or the running ones.
     """
@@ -38,87 +37,87 @@ def batch_norm_forward_kernel(
     if GATHER:
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
         for start in range(0, rows, BM):
-            at, ok = _tile_offsets(start, rows, M, C, cols, inside, BM)
-            v = _add_and_store(tl.load(x + at, mask=ok, other=0), other, total, at, ok, ADD, ACC)
-            d = tl.where(ok, v - origin[None, :], 0.0)
+            at, mask = _tile_offsets(start, rows, M, C, cols, inside, BM)
+            v = _add_and_store(tl.load(x + at, mask=mask, other=0), other, total, at, mask, ADD, ACC)
+            d = tl.where(mask, v - origin[None, :], 0.0)
             first += d
             second += d * d
         _add_sums(sums, first, second, cols, inside, C)
     else:
         w, c = _load_affine(weight, bias, cols, inside, ACC)
-        at, ok = _tile_offsets(rows - BM, rows, M, C, cols, inside, BM)
-        ahead = tl.load(x + at, mask=ok, other=0)
+        at, mask = _tile_offsets(rows - BM, rows, M, C, cols, inside, BM)
+        ahead = tl.load(x + at, mask=mask, other=0)
         if BATCH:
             _wait_for_previous_launch(EARLY)
             m, r = _finish_statistics(
-                sums, origin, mean, spread, running_mean, running_var, M, C, cols, inside, MOMENTUM, EPS, TRACK
+                sums, origin, mean, inv_std_or_var, running_mean, running_var, M, C, cols, inside, MOMENTUM, EPS, TRACK
             )
         else:
             m, r = _load_statistics(running_mean, running_var, cols, inside, EPS, True, ACC)
         source = x
         if BATCH and ADD:
             source = total
-            ahead = tl.load(total + at, mask=ok, other=0)
+            ahead = tl.load(total + at, mask=mask, other=0)
         for start in range(0, rows, BM):
-            v = _add_and_store(ahead, other, total, at, ok, ADD and not BATCH, ACC)
+            v = _add_and_store(ahead, other, total, at, mask, ADD and not BATCH, ACC)
             v = (v - m) * r * w + c
-            if BESIDE:
-                v += tl.load(beside + at, mask=ok, other=0).to(ACC)
+            if RESIDUAL:
+                v += tl.load(residual + at, mask=mask, other=0).to(ACC)
             if RELU:
                 v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            stored_at, stored_ok = at, ok
-            at, ok = _tile_offsets(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
-            ahead = tl.load(source + at, mask=ok, other=0)
-            tl.store(y + stored_at, v.to(y.dtype.element_ty), mask=stored_ok)
+            stored_at, stored_mask = at, mask
+            at, mask = _tile_offsets(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
+            ahead = tl.load(source + at, mask=mask, other=0)
+            tl.store(y + stored_at, v.to(y.dtype.element_ty), mask=stored_mask)
 
 
 @triton.jit
 def batch_norm_backward_kernel(
-    dy, x, gate, more, dx, by_beside, sums, mean, spread, weight, bias, M, C, rows,
+    dy, x, gate, extra_dx, dx, grad_residual, sums, mean, inv_std_or_var, weight, bias, M, C, rows,
     GATHER: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, GATED: tl.constexpr,
     BATCH: tl.constexpr, EPS: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gradient by x, plus `more`; with the statistics of the batch, the gradient flows through them as well.
+    """The gradient with respect to x, plus `extra_dx`; with the statistics of the batch, the gradient flows through them as well.
 
-    It needs the gradients by bias and by weight: the sums by column of dy before the ReLU, and of that times the
-    normalised x. The ReLU passes the gradient where the batch norm, or `gate`, the ReLU's output, is positive.
+    It needs the gradients with respect to bias and weight: the sums by column of dy before the ReLU, and of that times
+    the normalised x. The ReLU passes the gradient where the batch norm, or `gate`, the ReLU's output, is positive.
     """
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
     if GATHER:
         _allow_dependent_launch(EARLY)
-    m, r = _load_statistics(mean, spread, cols, inside, EPS, not BATCH, ACC)
+    m, r = _load_statistics(mean, inv_std_or_var, cols, inside, EPS, not BATCH, ACC)
     w, c = _load_affine(weight, bias, cols, inside, ACC)
     if GATHER:
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
         for start in range(0, rows, BM):
-            at, ok = _tile_offsets(start, rows, M, C, cols, inside, BM)
-            tiles = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
-            grad, v = _gradient_before_relu(tiles[0], tiles[1], gate, at, ok, m, r, w, c, RELU, GATED, ACC)
+            at, mask = _tile_offsets(start, rows, M, C, cols, inside, BM)
+            tiles = tl.load(dy + at, mask=mask, other=0), tl.load(x + at, mask=mask, other=0)
+            grad, v = _gradient_before_relu(tiles[0], tiles[1], gate, at, mask, m, r, w, c, RELU, GATED, ACC)
             first += grad
             second += grad * v
         _add_sums(sums, first, second, cols, inside, C)
     else:
-        at, ok = _tile_offsets(rows - BM, rows, M, C, cols, inside, BM)
-        ahead_dy, ahead_x = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
+        at, mask = _tile_offsets(rows - BM, rows, M, C, cols, inside, BM)
+        ahead_dy, ahead_x = tl.load(dy + at, mask=mask, other=0), tl.load(x + at, mask=mask, other=0)
         if BATCH:
             _wait_for_previous_launch(EARLY)
-            by_bias, by_weight = _load_sums(sums, cols, inside, C)
-            by_bias, by_weight = (by_bias / M)[None, :], (by_weight / M)[None, :]
+            grad_bias, grad_weight = _load_sums(sums, cols, inside, C)
+            grad_bias, grad_weight = (grad_bias / M)[None, :], (grad_weight / M)[None, :]
         for start in range(0, rows, BM):
-            grad, v = _gradient_before_relu(ahead_dy, ahead_x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
+            grad, v = _gradient_before_relu(ahead_dy, ahead_x, gate, at, mask, m, r, w, c, RELU, GATED, ACC)
             if GATED:
-                tl.store(by_beside + at, grad.to(dx.dtype.element_ty), mask=ok)
+                tl.store(grad_residual + at, grad.to(dx.dtype.element_ty), mask=mask)
             if BATCH:
-                grad = grad - by_bias - v * by_weight
+                grad = grad - grad_bias - v * grad_weight
             grad = grad * r * w
             if ADD:
-                grad += tl.load(more + at, mask=ok, other=0).to(ACC)
-            stored_at, stored_ok = at, ok
-            at, ok = _tile_offsets(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
-            ahead_dy, ahead_x = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
-            tl.store(dx + stored_at, grad.to(dx.dtype.element_ty), mask=stored_ok)
+                grad += tl.load(extra_dx + at, mask=mask, other=0).to(ACC)
+            stored_at, stored_mask = at, mask
+            at, mask = _tile_offsets(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
+            ahead_dy, ahead_x = tl.load(dy + at, mask=mask, other=0), tl.load(x + at, mask=mask, other=0)
+            tl.store(dx + stored_at, grad.to(dx.dtype.element_ty), mask=stored_mask)
 
 
 @triton.jit
@@ -130,25 +129,25 @@ def _tile_offsets(start, rows, M, C, cols, inside, BM: tl.constexpr) -> "Tile":
 
 
 @triton.jit
-def _add_and_store(tile, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr) -> "tl.tensor":
+def _add_and_store(tile, other, total, at, mask, ADD: tl.constexpr, ACC: tl.constexpr) -> "tl.tensor":
     """A tile of x, or of x + other, which is rounded and stored."""
     v = tile.to(ACC)
     if ADD:
-        v += tl.load(other + at, mask=ok, other=0).to(ACC)
+        v += tl.load(other + at, mask=mask, other=0).to(ACC)
         rounded = v.to(total.dtype.element_ty)
-        tl.store(total + at, rounded, mask=ok)
+        tl.store(total + at, rounded, mask=mask)
         v = rounded.to(ACC)
     return v
 
 
 @triton.jit
 def _gradient_before_relu(
-    dy, x, gate, at, ok, m, r, w, c, RELU: tl.constexpr, GATED: tl.constexpr, ACC: tl.constexpr
+    dy, x, gate, at, mask, m, r, w, c, RELU: tl.constexpr, GATED: tl.constexpr, ACC: tl.constexpr
 ) -> "Tile":  # fmt: skip
     """A tile of dy before the ReLU, and of the normalised x."""
     grad, v = dy.to(ACC), (x.to(ACC) - m) * r
     if GATED:
-        grad = tl.where(tl.load(gate + at, mask=ok, other=0) > 0, grad, 0.0)
+        grad = tl.where(tl.load(gate + at, mask=mask, other=0) > 0, grad, 0.0)
     elif RELU:
         grad = tl.where(v * w + c > 0, grad, 0.0)
     return grad, v
@@ -156,7 +155,7 @@ def _gradient_before_relu(
 
 @triton.jit
 def _finish_statistics(
-    sums, origin, mean, spread, running_mean, running_var, M, C, cols, inside,
+    sums, origin, mean, inv_std_or_var, running_mean, running_var, M, C, cols, inside,
     MOMENTUM: tl.constexpr, EPS: tl.constexpr, TRACK: tl.constexpr,
 ) -> "Tile":  # fmt: skip
     """mean and 1 / deviation from the sums; one program stores them, and updates the running statistics."""
@@ -166,7 +165,7 @@ def _finish_statistics(
     centre, r = origin + a, 1.0 / tl.sqrt(var + EPS)
     if tl.program_id(0) == 0:
         tl.store(mean + cols, centre, mask=inside)
-        tl.store(spread + cols, r, mask=inside)
+        tl.store(inv_std_or_var + cols, r, mask=inside)
         if TRACK:
             old = tl.load(running_mean + cols, mask=inside, other=0)
             tl.store(running_mean + cols, old + MOMENTUM * (centre - old), mask=inside)
@@ -176,10 +175,12 @@ def _finish_statistics(
 
 
 @triton.jit
-def _load_statistics(mean, spread, cols, inside, EPS: tl.constexpr, IS_VAR: tl.constexpr, ACC: tl.constexpr) -> "Tile":
-    """mean and 1 / deviation of a tile's columns; spread may hold the variance instead."""
+def _load_statistics(
+    mean, inv_std_or_var, cols, inside, EPS: tl.constexpr, IS_VAR: tl.constexpr, ACC: tl.constexpr
+) -> "Tile":
+    """mean and 1 / deviation of a tile's columns; inv_std_or_var may hold the variance instead."""
     m = tl.load(mean + cols, mask=inside, other=0).to(ACC)
-    r = tl.load(spread + cols, mask=inside, other=1).to(ACC)
+    r = tl.load(inv_std_or_var + cols, mask=inside, other=1).to(ACC)
     if IS_VAR:
         r = 1.0 / tl.sqrt(r + EPS)
     return m[None, :], r[None, :]

@@ -51,11 +51,11 @@ class PooledLinearFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """Compute the gradients by x, weight and bias, as far as they are needed."""
+        """Compute the gradients with respect to x, weight and bias, as far as they are needed."""
         from deat.engine.kernels.classifier_head_triton import head_input_gradient, head_weight_gradient
 
         pooled, weight, bias = ctx.saved_tensors
         dy, needs = dy.contiguous(), ctx.needs_input_grad
-        by_x = head_input_gradient(dy, weight, ctx.shape) if needs[0] else None
-        by_weight, by_bias = head_weight_gradient(dy, pooled, weight, bias) if any(needs[1:]) else (None, None)
-        return by_x, by_weight if needs[1] else None, by_bias if needs[2] else None
+        grad_x = head_input_gradient(dy, weight, ctx.shape) if needs[0] else None
+        grad_weight, grad_bias = head_weight_gradient(dy, pooled, weight, bias) if any(needs[1:]) else (None, None)
+        return grad_x, grad_weight if needs[1] else None, grad_bias if needs[2] else None

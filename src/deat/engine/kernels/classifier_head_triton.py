@@ -26,17 +26,17 @@ def head_forward_kernel(
     acc = tl.zeros((BO,), tl.float32)
     for start in range(0, C, BC):
         c = start + tl.arange(0, BC)
-        known = (out < CO)[:, None] & (c < C)[None, :]
-        taps = tl.load(weight + out[:, None] * C + c[None, :], mask=known, other=0)
+        weight_mask = (out < CO)[:, None] & (c < C)[None, :]
+        weight_tile = tl.load(weight + out[:, None] * C + c[None, :], mask=weight_mask, other=0)
         total = tl.zeros((BH, BC), tl.float32)
         for first in range(0, HW, BH):
-            ok = (first + pixel < HW)[:, None] & (c < C)[None, :]
+            mask = (first + pixel < HW)[:, None] & (c < C)[None, :]
             at = (n * HW + first + pixel)[:, None] * C + c[None, :]
-            total += tl.load(x + at, mask=ok, other=0).to(tl.float32)
+            total += tl.load(x + at, mask=mask, other=0).to(tl.float32)
         mean = (tl.sum(total, 0) / HW).to(pooled.dtype.element_ty)
         tl.store(pooled + n * C + c, mean, mask=c < C)
-        taps = taps.to(pooled.dtype.element_ty).to(tl.float32)
-        acc += tl.sum(taps * mean.to(tl.float32)[None, :], 1)
+        weight_tile = weight_tile.to(pooled.dtype.element_ty).to(tl.float32)
+        acc += tl.sum(weight_tile * mean.to(tl.float32)[None, :], 1)
     if BIAS:
         acc += tl.load(bias + out, mask=out < CO, other=0).to(y.dtype.element_ty).to(tl.float32)
     tl.store(y + n * CO + out, acc.to(y.dtype.element_ty), mask=out < CO)
@@ -46,40 +46,44 @@ def head_forward_kernel(
 def head_input_gradient_kernel(
     dy, weight, dx, HW, C, CO: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr
 ) -> None:  # fmt: skip
-    """Write the gradient by an image's last features: the same for all of its pixels."""
+    """Write the gradient with respect to an image's last features: the same for all of its pixels."""
     n, out, pixel = tl.program_id(0), tl.arange(0, BO), tl.arange(0, BH)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    known = (out < CO)[:, None] & (c < C)[None, :]
-    taps = tl.load(weight + out[:, None] * C + c[None, :], mask=known, other=0).to(dy.dtype.element_ty).to(tl.float32)
-    slope = tl.load(dy + n * CO + out, mask=out < CO, other=0).to(tl.float32)
-    grad = tl.sum(taps * slope[:, None], 0).to(dx.dtype.element_ty).to(tl.float32) / HW
-    spread = tl.zeros((BH, BC), tl.float32) + grad[None, :]
+    weight_mask = (out < CO)[:, None] & (c < C)[None, :]
+    weight_tile = (
+        tl.load(weight + out[:, None] * C + c[None, :], mask=weight_mask, other=0)
+        .to(dy.dtype.element_ty)
+        .to(tl.float32)
+    )
+    grad_out = tl.load(dy + n * CO + out, mask=out < CO, other=0).to(tl.float32)
+    grad = tl.sum(weight_tile * grad_out[:, None], 0).to(dx.dtype.element_ty).to(tl.float32) / HW
+    grad_tile = tl.zeros((BH, BC), tl.float32) + grad[None, :]
     for first in range(0, HW, BH):
-        ok = (first + pixel < HW)[:, None] & (c < C)[None, :]
+        mask = (first + pixel < HW)[:, None] & (c < C)[None, :]
         at = (n * HW + first + pixel)[:, None] * C + c[None, :]
-        tl.store(dx + at, spread.to(dx.dtype.element_ty), mask=ok)
+        tl.store(dx + at, grad_tile.to(dx.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def head_weight_gradient_kernel(
-    dy, pooled, by_weight, by_bias, N, C,
+    dy, pooled, grad_weight, grad_bias, N, C,
     CO: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write the gradients by weight and by bias, summed over all images."""
+    """Write the gradients with respect to weight and bias, summed over all images."""
     out, c = tl.arange(0, BO), tl.program_id(0) * BC + tl.arange(0, BC)
     acc, total = tl.zeros((BO, BC), tl.float32), tl.zeros((BO, BN), tl.float32)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
-        slope = tl.load(dy + n[None, :] * CO + out[:, None], mask=(n < N)[None, :] & (out < CO)[:, None], other=0)
+        grad_out = tl.load(dy + n[None, :] * CO + out[:, None], mask=(n < N)[None, :] & (out < CO)[:, None], other=0)
         mean = tl.load(pooled + n[:, None] * C + c[None, :], mask=(n < N)[:, None] & (c < C)[None, :], other=0)
-        slope = slope.to(tl.float32)
-        acc = tl.dot(slope, mean.to(tl.float32), acc)  # exact in TF32, whose mantissa holds those of half precision
-        total += slope
-    ok = (out < CO)[:, None] & (c < C)[None, :]
-    tl.store(by_weight + out[:, None] * C + c[None, :], acc.to(by_weight.dtype.element_ty), mask=ok)
+        grad_out = grad_out.to(tl.float32)
+        acc = tl.dot(grad_out, mean.to(tl.float32), acc)  # exact in TF32, whose mantissa holds those of half precision
+        total += grad_out
+    mask = (out < CO)[:, None] & (c < C)[None, :]
+    tl.store(grad_weight + out[:, None] * C + c[None, :], acc.to(grad_weight.dtype.element_ty), mask=mask)
     if BIAS:  # noqa: SIM102 - a constexpr condition must stand alone
         if tl.program_id(0) == 0:
-            tl.store(by_bias + out, tl.sum(total, 1).to(by_bias.dtype.element_ty), mask=out < CO)
+            tl.store(grad_bias + out, tl.sum(total, 1).to(grad_bias.dtype.element_ty), mask=out < CO)
 
 
 def head_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -93,7 +97,7 @@ def head_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 
 def head_input_gradient(dy: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
-    """Return the gradient by features of a shape, in channels-last order."""
+    """Return the gradient with respect to features of a shape, in channels-last order."""
     dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
     sizes = _constexpr_sizes(weight, BACKWARD_TILE_CHANNELS) | {"BH": TILE_PIXELS}
     grid = len(dx), ceil_div(shape[1], sizes["BC"])
@@ -104,12 +108,12 @@ def head_input_gradient(dy: Tensor, weight: Tensor, shape: torch.Size) -> Tensor
 def head_weight_gradient(
     dy: Tensor, pooled: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients by weight and by bias, in their dtypes."""
-    by_weight, by_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
+    """Return the gradients with respect to weight and bias, in their dtypes."""
+    grad_weight, grad_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
     sizes = _constexpr_sizes(weight, TILE_IMAGES) | {"BIAS": bias is not None, "BN": TILE_IMAGES}
-    tensors = dy, pooled, by_weight, by_weight if by_bias is None else by_bias
+    tensors = dy, pooled, grad_weight, grad_weight if grad_bias is None else grad_bias
     head_weight_gradient_kernel[(ceil_div(weight.shape[1], sizes["BC"]),)](*tensors, len(dy), weight.shape[1], **sizes)
-    return by_weight, by_bias
+    return grad_weight, grad_bias
 
 
 def _constexpr_sizes(weight: Tensor, max_channels: int) -> dict[str, Any]:

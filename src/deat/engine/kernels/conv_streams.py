@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deat.engine.kernels.kernel_utils import as_pair, get_side_stream, on_gpu
 
-SIDE_STREAM_FLAG = "_gradient_is_taken_beside"
+SIDE_STREAM_FLAG = "_weight_gradient_on_side_stream"
 
 
 def mark_for_side_stream(leaf: Tensor) -> None:
@@ -26,7 +26,7 @@ def wait_for_gradients() -> None:
     """Wait for the pending weight gradients, and add them to `.grad`. Call it in the recording that started them."""
     for device in list(_pending):
         torch.cuda.current_stream(device).wait_stream(get_side_stream(device, "gradients"))
-        for leaf, grad in _pending.pop(device).by_weight.items():
+        for leaf, grad in _pending.pop(device).weight_gradients.items():
             leaf.grad = grad if leaf.grad is None else leaf.grad + grad
 
 
@@ -38,7 +38,7 @@ class PendingGradients(NamedTuple):
     """
 
     gradients_in_use: list[Tensor]
-    by_weight: dict[Tensor, Tensor]
+    weight_gradients: dict[Tensor, Tensor]
 
 
 _pending: dict[torch.device, PendingGradients] = {}
@@ -57,32 +57,32 @@ class SideStreamConvFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """Compute the gradient by x, and start that of the weight."""
+        """Compute the gradient with respect to x, and start that of the weight."""
         x, weight = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
             _start_weight_gradient(dy, x, weight, ctx)
-        by_x = _conv_gradient(dy, x, weight, ctx.sizes, by_x=True) if ctx.needs_input_grad[0] else None
-        return by_x, *[None] * 5
+        grad_x = _conv_gradient(dy, x, weight, ctx.sizes, needs_grad_x=True) if ctx.needs_input_grad[0] else None
+        return grad_x, *[None] * 5
 
 
 def _start_weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
     """Start a weight's gradient on the side stream."""
     side_stream = get_side_stream(x.device, "gradients")
     side_stream.wait_stream(torch.cuda.current_stream(x.device))
-    gradients_in_use, by_weight = _pending.setdefault(x.device, PendingGradients([], {}))
+    gradients_in_use, weight_gradients = _pending.setdefault(x.device, PendingGradients([], {}))
     gradients_in_use.append(dy)
     with torch.cuda.stream(side_stream):
-        grad = _conv_gradient(dy, x, weight, ctx.sizes, by_x=False)
-        by_weight[ctx.leaf] = by_weight[ctx.leaf] + grad if ctx.leaf in by_weight else grad
+        grad = _conv_gradient(dy, x, weight, ctx.sizes, needs_grad_x=False)
+        weight_gradients[ctx.leaf] = weight_gradients[ctx.leaf] + grad if ctx.leaf in weight_gradients else grad
     x.record_stream(side_stream)
 
 
-def _conv_gradient(dy: Tensor, x: Tensor, weight: Tensor, sizes: Any, by_x: bool) -> Tensor:
+def _conv_gradient(dy: Tensor, x: Tensor, weight: Tensor, sizes: Any, needs_grad_x: bool) -> Tensor:
     stride, padding, dilation, groups = sizes
     gradients = torch.ops.aten.convolution_backward(
-        dy, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [by_x, not by_x, False]
+        dy, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [needs_grad_x, not needs_grad_x, False]
     )
-    gradient: Tensor = gradients[0] if by_x else gradients[1]
+    gradient: Tensor = gradients[0] if needs_grad_x else gradients[1]
     return gradient
 
 

@@ -11,22 +11,22 @@ BLOCK_NUMBERS = 1024
 
 
 # Without specialisation, one build serves all batches.
-@triton.jit(do_not_specialize=["pad", "every"], do_not_specialize_on_alignment=["index"])
+@triton.jit(do_not_specialize=["pad", "index_stride"], do_not_specialize_on_alignment=["index"])
 def crop_kernel(
-    x, index, top, left, flip, out, pad, every, xn, xc, xh, xw,
+    x, index, top, left, flip, out, pad, index_stride, xn, xc, xh, xw,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write to out the images of x at index, padded with zeros, cropped, and flipped where flip is set."""
-    place, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    n = tl.load(index + place * every)
+    row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.load(index + row * index_stride)
     c, h, w = at // (H * W), at // W % H, at % W
     h += tl.load(top + n).to(tl.int32) - pad
     w = tl.where(tl.load(flip + n), W - 1 - w, w) + tl.load(left + n).to(tl.int32) - pad
-    ok = (at < C * H * W) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    v = tl.load(x + n * xn + (c * xc + h * xh + w * xw), mask=ok, other=0).to(tl.float32)
+    mask = (at < C * H * W) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    v = tl.load(x + n * xn + (c * xc + h * xh + w * xw), mask=mask, other=0).to(tl.float32)
     if x.dtype.element_ty == tl.uint8:
         v *= 1 / 255  # a division would round differently
-    tl.store(out + place.to(tl.int64) * (C * H * W) + at, v, mask=at < C * H * W)
+    tl.store(out + row.to(tl.int64) * (C * H * W) + at, v, mask=at < C * H * W)
 
 
 def launch_crop(x: Tensor, index: Tensor, top: Tensor, left: Tensor, flip: Tensor, out: Tensor, pad: int) -> None:

@@ -45,11 +45,11 @@ class CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        """Compute the gradient by the logits."""
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        """Compute the gradient with respect to the logits."""
         from deat.engine.kernels.cross_entropy_triton import cross_entropy_backward
 
         logits, y = ctx.saved_tensors
         grad = torch.empty_like(logits)
-        cross_entropy_backward(logits, y, slope.contiguous(), grad)
+        cross_entropy_backward(logits, y, grad_out.contiguous(), grad)
         return grad, None, None

@@ -19,9 +19,9 @@ def cross_entropy_forward_kernel(
     """Write the log of the sum of exponentials, minus the label's logit."""
     total = tl.zeros((BN,), tl.float32)
     for start in range(0, rows, BN):
-        v, mine, n, counts = _load_tile(logits, label, start, N, rows, CO, BN, BO)
+        v, is_label, n, counts = _load_tile(logits, label, start, N, rows, CO, BN, BO)
         top = tl.max(v, 1)
-        nll = tl.log(tl.sum(tl.exp(v - top[:, None]), 1)) + top - tl.sum(tl.where(mine, v, 0.0), 1)
+        nll = tl.log(tl.sum(tl.exp(v - top[:, None]), 1)) + top - tl.sum(tl.where(is_label, v, 0.0), 1)
         nll = tl.where(counts == 0, 0.0, nll * counts)
         if MEAN:
             total += nll
@@ -33,20 +33,20 @@ def cross_entropy_forward_kernel(
 
 @triton.jit
 def cross_entropy_backward_kernel(
-    logits, label, slope, grad, N, rows, CO: tl.constexpr, MEAN: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr
+    logits, label, grad_out, grad, N, rows, CO: tl.constexpr, MEAN: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr
 ) -> None:  # fmt: skip
-    """Write slope * (p - 1 at the label), divided by N for a mean."""
-    v, mine, n, counts = _load_tile(logits, label, 0, N, rows, CO, BN, BO)
+    """Write grad_out * (p - 1 at the label), divided by N for a mean."""
+    v, is_label, n, counts = _load_tile(logits, label, 0, N, rows, CO, BN, BO)
     p = tl.exp(v - tl.max(v, 1)[:, None])
-    p = p / tl.sum(p, 1)[:, None] - tl.where(mine, 1.0, 0.0)
+    p = p / tl.sum(p, 1)[:, None] - tl.where(is_label, 1.0, 0.0)
     if MEAN:
-        weight = tl.zeros((BN,), tl.float32) + tl.load(slope) / N
+        weight = tl.zeros((BN,), tl.float32) + tl.load(grad_out) / N
     else:
-        weight = tl.load(slope + n, mask=n < N, other=0)
+        weight = tl.load(grad_out + n, mask=n < N, other=0)
     p = p * (weight * counts)[:, None]
     out = tl.arange(0, BO)
-    ok = (n < N)[:, None] & (out < CO)[None, :]
-    tl.store(grad + n[:, None] * CO + out[None, :], p.to(grad.dtype.element_ty), mask=ok)
+    mask = (n < N)[:, None] & (out < CO)[None, :]
+    tl.store(grad + n[:, None] * CO + out[None, :], p.to(grad.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -58,8 +58,8 @@ def _load_tile(
     As in torch, a label of -100 has weight 0. Any other label without a class gives NaN, not an error.
     """
     n, out = tl.program_id(0) * rows + start + tl.arange(0, BN), tl.arange(0, BO)
-    known = (n < N)[:, None] & (out < CO)[None, :]
-    v = tl.load(logits + n[:, None] * CO + out[None, :], mask=known, other=0).to(tl.float32)
+    mask = (n < N)[:, None] & (out < CO)[None, :]
+    v = tl.load(logits + n[:, None] * CO + out[None, :], mask=mask, other=0).to(tl.float32)
     v = tl.where((out < CO)[None, :], v, float("-inf"))
     y = tl.load(label + n, mask=n < N, other=-100)
     counts = tl.where(y == -100, 0.0, tl.where((y >= 0) & (y < CO), 1.0, float("nan")))
@@ -73,12 +73,12 @@ def cross_entropy_forward(logits: Tensor, label: Tensor, loss: Tensor) -> None:
     cross_entropy_forward_kernel[(ceil_div(len(logits), rows),)](logits, label, loss, len(logits), rows, **sizes)
 
 
-def cross_entropy_backward(logits: Tensor, label: Tensor, slope: Tensor, grad: Tensor) -> None:
-    """Write the gradients by the logits, times slope."""
-    sizes = _constexpr_sizes(logits, slope.dim() == 0)
+def cross_entropy_backward(logits: Tensor, label: Tensor, grad_out: Tensor, grad: Tensor) -> None:
+    """Write the gradients with respect to the logits, times grad_out."""
+    sizes = _constexpr_sizes(logits, grad_out.dim() == 0)
     rows = sizes["BN"]
     cross_entropy_backward_kernel[(ceil_div(len(logits), rows),)](
-        logits, label, slope, grad, len(logits), rows, **sizes
+        logits, label, grad_out, grad, len(logits), rows, **sizes
     )
 
 

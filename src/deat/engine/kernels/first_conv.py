@@ -110,13 +110,13 @@ class FirstConvFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """Compute the gradients by x, weight and bias, as far as they are needed."""
+        """Compute the gradients with respect to x, weight and bias, as far as they are needed."""
         x, weight, shift, scale = ctx.saved_tensors
         needs, dy = ctx.needs_input_grad, to_channels_last(dy)
-        by_x = _input_gradient(dy, x, weight, scale, ctx.pads) if needs[0] else None
-        by_weight = _weight_gradient(dy, x, weight, shift, scale, ctx.pads) if needs[1] else None
-        by_bias = dy.sum((0, 2, 3), dtype=torch.float32).to(ctx.bias_dtype) if needs[2] else None
-        return by_x, by_weight, by_bias, *[None] * 4
+        grad_x = _input_gradient(dy, x, weight, scale, ctx.pads) if needs[0] else None
+        grad_weight = _weight_gradient(dy, x, weight, shift, scale, ctx.pads) if needs[1] else None
+        grad_bias = dy.sum((0, 2, 3), dtype=torch.float32).to(ctx.bias_dtype) if needs[2] else None
+        return grad_x, grad_weight, grad_bias, *[None] * 4
 
 
 def _input_gradient(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, pads: Size2d) -> Tensor:
@@ -134,8 +134,8 @@ def _weight_gradient(
     padded = _copy_with_channels(x, PADDED_CHANNELS, dy.dtype, shift, scale)
     like = _empty_channels_last((len(weight), PADDED_CHANNELS, *weight.shape[2:]), dy.dtype, dy.device)
     sizes = ([1, 1], list(pads), [1, 1], False, [0, 0], 1)
-    _, by_weight, _ = torch.ops.aten.convolution_backward(dy, padded, like, None, *sizes, [False, True, False])
-    return _copy_with_channels(by_weight, weight.shape[1], weight.dtype, None, None)
+    _, grad_weight, _ = torch.ops.aten.convolution_backward(dy, padded, like, None, *sizes, [False, True, False])
+    return _copy_with_channels(grad_weight, weight.shape[1], weight.dtype, None, None)
 
 
 def pad_channels(x: Tensor, dtype: torch.dtype, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
@@ -145,7 +145,7 @@ def pad_channels(x: Tensor, dtype: torch.dtype, shift: Tensor | None = None, sca
 
 
 class PadChannelsFunction(torch.autograd.Function):
-    """The autograd function of `pad_channels`, differentiable by x."""
+    """The autograd function of `pad_channels`, differentiable with respect to x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, shift: Tensor | None, scale: Tensor | None) -> Tensor:
@@ -156,7 +156,7 @@ class PadChannelsFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        """Compute the gradient by the original channels."""
+        """Compute the gradient with respect to the original channels."""
         return _copy_with_channels(grad, ctx.channels, ctx.dtype, None, ctx.scale), None, None, None
 
 

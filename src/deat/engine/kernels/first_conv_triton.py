@@ -30,22 +30,22 @@ def first_conv_forward_kernel(
     acc = tl.zeros((BM, BN), tl.float32)
     for start in tl.static_range(0, KH * KW * CI, BK):
         k = start + tl.arange(0, BK)
-        known, c, i, j = k < KH * KW * CI, k % CI, k // (KW * CI), k // CI % KW
+        k_mask, c, i, j = k < KH * KW * CI, k % CI, k // (KW * CI), k // CI % KW
         h, w = top[:, None] + i[None, :], left[:, None] + j[None, :]
-        ok = (h >= 0) & (h < H) & (w >= 0) & (w < W) & (pixel < M)[:, None] & known[None, :]
+        mask = (h >= 0) & (h < H) & (w >= 0) & (w < W) & (pixel < M)[:, None] & k_mask[None, :]
         at = (n * xn + top * xh + left * xw)[:, None] + (c * xc + i * xh + j * xw)[None, :]
-        v = tl.load(x + at, mask=ok, other=0).to(tl.float32)
+        v = tl.load(x + at, mask=mask, other=0).to(tl.float32)
         if SHIFT:
-            v = tl.where(ok, v - _pick_by_channel(shift, c, CI, False)[None, :], 0.0)
+            v = tl.where(mask, v - _pick_by_channel(shift, c, CI, False)[None, :], 0.0)
         if SCALE:
             v *= _pick_by_channel(scale, c, CI, True)[None, :]
         at = (c * wc + i * wh + j * ww)[:, None] + (out * wo)[None, :]
-        taps = tl.load(weight + at, mask=known[:, None] & (out < CO)[None, :], other=0)
-        acc = tl.dot(v.to(y.dtype.element_ty), taps.to(y.dtype.element_ty), acc)
+        weight_tile = tl.load(weight + at, mask=k_mask[:, None] & (out < CO)[None, :], other=0)
+        acc = tl.dot(v.to(y.dtype.element_ty), weight_tile.to(y.dtype.element_ty), acc)
     if BIAS:
         acc += tl.load(bias + out, mask=out < CO, other=0).to(tl.float32)[None, :]
-    ok = (pixel < M)[:, None] & (out < CO)[None, :]
-    tl.store(y + pixel[:, None] * CO + out[None, :], acc.to(y.dtype.element_ty), mask=ok)
+    mask = (pixel < M)[:, None] & (out < CO)[None, :]
+    tl.store(y + pixel[:, None] * CO + out[None, :], acc.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def first_conv_input_gradient_kernel(
     PH: tl.constexpr, PW: tl.constexpr, SPAN: tl.constexpr, TAPS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write the gradient by x, over M pixels in lines of length SPAN, the larger of the widths of x and dy.
+    """Write the gradient with respect to x, over M pixels in lines of length SPAN, the larger of the widths of x and dy.
 
     Column c * TAPS + t of a product is channel c through tap t. Tiles overlap by KW - 1 pixels.
     """
@@ -67,24 +67,24 @@ def first_conv_input_gradient_kernel(
     acc = tl.zeros((BM, BN), tl.float32)
     for i in tl.static_range(KH):
         line = h + PH - i
-        ok = (pixel >= 0) & (pixel < M) & (line >= 0) & (line < OH) & (w < OW)
+        mask = (pixel >= 0) & (pixel < M) & (line >= 0) & (line < OH) & (w < OW)
         for start in range(0, CO, BK):
             out = start + tl.arange(0, BK)
             at = ((n * OH + line) * OW + w)[:, None] * CO + out[None, :]
-            grad = tl.load(dy + at, mask=ok[:, None] & (out < CO)[None, :], other=0)
+            grad = tl.load(dy + at, mask=mask[:, None] & (out < CO)[None, :], other=0)
             at = (out * wo + i * wh)[:, None] + (c * wc + tap * ww)[None, :]
-            known = (out < CO)[:, None] & ((c < CI) & (tap < KW))[None, :]
-            acc = tl.dot(grad, tl.load(weight + at, mask=known, other=0).to(dy.dtype.element_ty), acc)
-    source, place = row[:, None] + PW - tap[None, :], w[:, None] + PW - tap[None, :]
-    there = (place >= 0) & (place < OW) & (tap < KW)[None, :]
+            weight_mask = (out < CO)[:, None] & ((c < CI) & (tap < KW))[None, :]
+            acc = tl.dot(grad, tl.load(weight + at, mask=weight_mask, other=0).to(dy.dtype.element_ty), acc)
+    source, x_of_dy = row[:, None] + PW - tap[None, :], w[:, None] + PW - tap[None, :]
+    in_line = (x_of_dy >= 0) & (x_of_dy < OW) & (tap < KW)[None, :]
     moved = tl.gather(acc, tl.minimum(tl.maximum(source, 0), BM - 1), 0)
-    v = tl.sum(tl.reshape(tl.where(there, moved, 0.0), (BM, BN // TAPS, TAPS)), 2)
+    v = tl.sum(tl.reshape(tl.where(in_line, moved, 0.0), (BM, BN // TAPS, TAPS)), 2)
     c = tl.arange(0, BN // TAPS)
     if SCALE:
         v *= _pick_by_channel(scale, c, CI, True)[None, :]
-    mine = (row >= KW - 1 - PW) & (row < BM - PW) & (pixel < M) & (w < W)
+    own_mask = (row >= KW - 1 - PW) & (row < BM - PW) & (pixel < M) & (w < W)
     at = (n * xn + h * xh + w * xw)[:, None] + (c * xc)[None, :]
-    tl.store(dx + at, v.to(dx.dtype.element_ty), mask=mine[:, None] & (c < CI)[None, :])
+    tl.store(dx + at, v.to(dx.dtype.element_ty), mask=own_mask[:, None] & (c < CI)[None, :])
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def first_conv_forward(
 
 
 def first_conv_input_gradient(dy: Tensor, weight: Tensor, scale: Tensor | None, dx: Tensor, padding: Size2d) -> None:
-    """Write the gradient by x to dx; dy is in channels-last order, and the padding smaller than the kernel."""
+    """Write the gradient with respect to x to dx; dy is in channels-last order, and the padding smaller than the kernel."""
     span, taps = max(dx.shape[3], dy.shape[3]), next_power_of_two(weight.shape[3])
     sizes = _constexpr_sizes(dx, weight, dy, padding) | {"SPAN": span, "TAPS": taps, "SCALE": scale is not None}
     sizes |= {
@@ -152,13 +152,13 @@ def _copy_channels_kernel(
 ) -> None:  # fmt: skip
     """Write (x - shift) / scale, rows of CX columns, to out, rows of CO columns; additional columns are zero."""
     row, col = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BC)
-    there, known = (row < M)[:, None], (col < CX) & (col < CO)
-    v = tl.load(x + row[:, None] * CX + col[None, :], mask=there & known[None, :], other=0)
+    row_mask, col_mask = (row < M)[:, None], (col < CX) & (col < CO)
+    v = tl.load(x + row[:, None] * CX + col[None, :], mask=row_mask & col_mask[None, :], other=0)
     if SHIFT:
-        v -= tl.load(shift + col, mask=known, other=0)[None, :]
+        v -= tl.load(shift + col, mask=col_mask, other=0)[None, :]
     if SCALE:
-        v = v / tl.load(scale + col, mask=known, other=1)[None, :]
-    tl.store(out + row[:, None] * CO + col[None, :], v.to(out.dtype.element_ty), mask=there & (col < CO)[None, :])
+        v = v / tl.load(scale + col, mask=col_mask, other=1)[None, :]
+    tl.store(out + row[:, None] * CO + col[None, :], v.to(out.dtype.element_ty), mask=row_mask & (col < CO)[None, :])
 
 
 def copy_channels(x: Tensor, out: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> None:

@@ -32,14 +32,14 @@ def sgd_small_weights_kernel(
     row = table + tl.program_id(0) * COLUMNS
     w, v = tl.load(row).to(tl.pointer_type(tl.float32)), tl.load(row + 1).to(tl.pointer_type(tl.float32))
     copy, at = tl.load(row + 2), tl.arange(0, BLOCK)
-    ok = at < tl.load(row + 4)
-    weight = tl.load(w + at, mask=ok, other=0)
-    grad = tl.load(g + tl.load(row + 3) + at, mask=ok, other=0).to(tl.float32)
-    velocity = tl.load(momentum) * tl.load(v + at, mask=ok, other=0) + (grad + DECAY * weight)
+    mask = at < tl.load(row + 4)
+    weight = tl.load(w + at, mask=mask, other=0)
+    grad = tl.load(g + tl.load(row + 3) + at, mask=mask, other=0).to(tl.float32)
+    velocity = tl.load(momentum) * tl.load(v + at, mask=mask, other=0) + (grad + DECAY * weight)
     weight -= tl.load(lr) * velocity
-    tl.store(v + at, velocity, mask=ok)
-    tl.store(w + at, weight, mask=ok)
-    copied = ok & (tl.zeros((BLOCK,), tl.int64) + copy != 0)
+    tl.store(v + at, velocity, mask=mask)
+    tl.store(w + at, weight, mask=mask)
+    copied = mask & (tl.zeros((BLOCK,), tl.int64) + copy != 0)
     tl.store(copy.to(tl.pointer_type(COPY)) + at, weight.to(COPY), mask=copied)
 
 
@@ -109,15 +109,15 @@ def sgd_kernel(
 ) -> None:  # fmt: skip
     """v = momentum v + (g + decay w); w = w - lr v, and its copy in another dtype."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = at < n
-    weight = tl.load(w + at, mask=ok)
-    grad = tl.load(g + at, mask=ok).to(weight.dtype)
-    velocity = tl.load(momentum) * tl.load(v + at, mask=ok) + (grad + DECAY * weight)
+    mask = at < n
+    weight = tl.load(w + at, mask=mask)
+    grad = tl.load(g + at, mask=mask).to(weight.dtype)
+    velocity = tl.load(momentum) * tl.load(v + at, mask=mask) + (grad + DECAY * weight)
     weight -= tl.load(lr) * velocity
-    tl.store(v + at, velocity, mask=ok)
-    tl.store(w + at, weight, mask=ok)
+    tl.store(v + at, velocity, mask=mask)
+    tl.store(w + at, weight, mask=mask)
     if COPY:
-        tl.store(copy + at, weight.to(copy.dtype.element_ty), mask=ok)
+        tl.store(copy + at, weight.to(copy.dtype.element_ty), mask=mask)
 
 
 class FusedSGD:

@@ -103,7 +103,7 @@ def _flag_square_wins_last(evaluation: "Evaluation") -> Flag | None:
     """Check how many images only Square fools, which comes last in an ensemble, after the parts with gradients."""
     n = evaluation.num_images
     for result in evaluation.results:
-        fooled = result.felled["square"] if list(result.felled)[-1:] == ["square"] else 0
+        fooled = result.num_fooled_by_stage["square"] if list(result.num_fooled_by_stage)[-1:] == ["square"] else 0
         if fooled / n > accuracy_tolerance(n):
             return make_flag(
                 "black_box_wins", f"square fooled {fooled} images that {result.name}'s other parts did not"

@@ -106,7 +106,7 @@ class RunLog(Callback):
 
     def on_batch(self, trainer: Trainer, buffers: Buffers) -> None:
         """Log the loss of the batch, if it is its turn."""
-        number = trainer.epoch * len(trainer.train) + trainer.step
+        number = trainer.epoch * len(trainer.train) + trainer.batches_done
         if self._active and self.every and number % self.every == 0:
             loss = float(buffers.loss)
             self._tell(lambda logger: logger.log_metrics({"batch_loss": loss}, number, "batch"))
@@ -171,7 +171,7 @@ class RunLog(Callback):
             describe_training(trainer) | self.config,
             (*STATS_METRICS, *TIMING_METRICS),
             epochs_done=trainer.epoch,
-            batches_done=trainer.epoch * len(trainer.train) + trainer.step,
+            batches_done=trainer.epoch * len(trainer.train) + trainer.batches_done,
             backprops_done=trainer.game.cost.backprops,
         )
         for key, logger in zip(keys, self.loggers, strict=True):

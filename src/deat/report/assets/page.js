@@ -109,7 +109,8 @@
     for (const v of xs.filter((v) => !xWhole || Number.isInteger(v))) {
       if (px(v) - right < (xNames.size ? 46 : 34)) continue;
       right = px(v);
-      node.append(svg("text", { x: px(v), y: height - pad.bottom + 17, "text-anchor": "middle" }, xNames.get(v) ?? compact(v)));
+      const name = xNames.get(v) ?? compact(v), isCut = right + 3.2 * name.length > width;
+      node.append(svg("text", { x: isCut ? width : right, y: height - pad.bottom + 17, "text-anchor": isCut ? "end" : "middle" }, name));
     }
     node.append(svg("text", { x: width - pad.right, y: height - 3, "text-anchor": "end" }, xText));
     node.append(svg("text", { x: 0, y: 11 }, yText));
@@ -180,16 +181,16 @@
     }
     for (const p of points) {
       const group = svg("g", { class: `point ${hue(p.i)}${p.beaten ? " beaten" : ""}`, "data-row": p.i, tabindex: "0", role: "img" });
-      const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}${p.row.flags.length ? ", flagged: do not rely on it" : ""}`;
-      group.setAttribute("aria-label", said);
+      const label = `${p.row.name}: ${p.cell.text} ${data.titles[attack]}, ${p.row.text[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}${p.row.flags.length ? ", flagged: do not rely on it" : ""}`;
+      group.setAttribute("aria-label", label);
       group.append(svg("circle", { cx: p.px, cy: p.py, r: 14, fill: "transparent" }), marker(p.i, p.px, p.py, 6));
       const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 14)}…${p.row.name.slice(-13)}` : p.row.name;
-      group.append(svg("text", { class: "name", x: p.px, y: p.py }, `${short}${p.row.flags.length ? " ⚑" : ""}${p.low ? ` ↓ ${p.cell.said}` : ""}`));
+      group.append(svg("text", { class: "name", x: p.px, y: p.py }, `${short}${p.row.flags.length ? " ⚑" : ""}${p.low ? ` ↓ ${p.cell.text}` : ""}`));
       const lines = () => [
         html("div", "", html("strong", "", mark(p.i), p.row.name)),
-        pair(data.titles[attack], p.cell.said), ...(p.seeds ?? []).map((s) => seedLine(s.seed, s.said[attack])),
-        pair("95 % interval", p.cell.interval), ...(p.cell.behind ? [pair("from", p.cell.behind)] : []), pair("backprops", p.row.said.backprops),
-        pair("minutes", `${p.row.said.minutes}${p.row.crowded ? " several jobs at once" : ""}`),
+        pair(data.titles[attack], p.cell.text), ...(p.seeds ?? []).map((s) => seedLine(s.seed, s.text[attack])),
+        pair("95 % interval", p.cell.interval), ...(p.cell.sample_note ? [pair("from", p.cell.sample_note)] : []), pair("backprops", p.row.text.backprops),
+        pair("minutes", `${p.row.text.minutes}${p.row.ran_concurrently ? " several jobs at once" : ""}`),
         ...p.row.flags.map((flag) => pair(`⚑ ${flag}`, "do not rely on it")),
         pair(!p.beaten ? "on the Pareto front" : candidates.includes(p) ? "another row is as good and cheaper" : "not compared with the front", ""),
       ];
@@ -203,7 +204,7 @@
     home.replaceChildren(node);
     const unnamed = place(node, points, width, pad);
     $("#cost-note").textContent = [
-      unit === "minutes" && points.some((p) => p.row.crowded) && "some times were measured while several jobs ran at once",
+      unit === "minutes" && points.some((p) => p.row.ran_concurrently) && "some times were measured while several jobs ran at once",
       below.length && "↓ lies below the axis",
       unnamed && `no room for ${unnamed === 1 ? "one name" : `${unnamed} names`}: see their markers on the buttons above`,
     ].filter(Boolean).join("; ");
@@ -269,7 +270,7 @@
     sets.forEach((s, n) => { s.up = bars ? (v) => pad.top + n * lane + (highY - v) * rise : (v) => level(v) + ((sets.length - 1) / 2 - n) * apart; });
     const yText = bars ? `${panel.y}; a lane is ${bare(highY - lowY, panel)} high` : panel.y;
     const xNames = new Map(panel.labels), nameX = (v) => xNames.get(v) ?? compact(v);
-    const node = frame(width, height, pad, xNames.size ? [...xNames.keys()] : ticks(left - side, right + side, 6), bars ? [] : ticks(bottom, top, 4), px, level, panel.x, yText, panel.percent, panel.x === "epoch", xNames);
+    const node = frame(width, height, pad, xNames.size ? [...xNames.keys()] : ticks(left - side, right + side, 6), bars ? [] : ticks(bottom, top, 4).filter((v) => panel.kind !== "step" || Number.isInteger(v)), px, level, panel.x, yText, panel.percent, panel.x === "epoch", xNames);
     node.setAttribute("tabindex", "0");
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values${sets.some(several) ? ", up and down the seeds of a row" : ""}.`);

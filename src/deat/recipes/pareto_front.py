@@ -4,7 +4,7 @@ The budgets are 16 and 32 backprops for each image. A method trains for as many 
 k is not known in advance, this is estimated by the mean of its fewest and its most backprops. The other settings are
 those of the FAST setup: one triangle 0 -> 0.1 -> 0, batches of 128, weight decay 5e-4, all 50,000 images, bf16. Weights
 are averaged with a decay of 0.995, and both the averaged and the last weights are evaluated, so that no image chooses
-between them. DEAT-3 has two rows more, with a label smoothing of 0.1. AutoAttack runs on the averaged weights and 500
+between them. DEAT-3 has two rows more, with a label smoothing of 0.1. AutoAttack runs on the averaged weights and 300
 images. The rule set is `default`, with each method's own step sizes.
 """
 
@@ -28,14 +28,25 @@ THREAT = Linf(8 / 255)
     rules="default",
     data="cifar10",
     models=("preact_resnet8",),
-    methods=("deat-3", "free-4", "m+deat", "fgsm", "pgd-7", "free-8", "awp+deat-3", "g+deat-3"),
+    methods=(
+        "deat-3",
+        "m+deat",
+        "free-4",
+        "n-fgsm",
+        "fgsm-pgi",
+        "fgsm",
+        "pgd-7",
+        "free-8",
+        "awp+deat-3",
+        "g+deat-3",
+    ),
     seeds=(0, 1, 2),
 )
 def front(method: str, model: str) -> list[RecipeRow]:
     """Robust accuracy at equal backprops, with averaged weights beside the last ones."""
     resolved = get_method(method, rules="default")
     request = Request(model=model, method=method, norm="linf", eps=THREAT.eps, held_out=0)
-    plan = EvaluationPlan(("natural", "pgd-20", "aa"), epoch="averaged", n=2000, aa_n=500)
+    plan = EvaluationPlan(("natural", "pgd-20", "aa"), epoch="averaged", n=2000, aa_n=300)
     rows = []
     for budget in BUDGETS:
         settings = {**FAST_CONFIG, "epochs": count_epochs(resolved, budget), "ema": 0.995}
