@@ -532,6 +532,26 @@ def test_the_trainer_of_transformers_trains_resumes_and_evaluates_under_attack(t
     assert_same(other.model, trainer.model)
 
 
+def transformers_loop(distributed: deat.Distributed, folder: str) -> Any:
+    warnings.simplefilter("ignore")
+    make_torchvision_importable()
+    trainer = hf_trainer(Path(folder), bf16=True)
+    trainer.train()
+    scores = trainer.evaluate_under_attack(attack="pgd-2")
+    last, sums = trainer._step.history[-1], [float(p.detach().sum()) for p in trainer.model.parameters()]
+    about = (trainer.args.world_size, trainer.accelerator.mixed_precision)
+    return about, last.examples, last.loss, scores["eval_robust_accuracy"], sums
+
+
+@installed("transformers", "accelerate")
+def test_two_processes_with_transformers_in_mixed_precision_share_gradients_and_sums(tmp_path: Path) -> None:
+    first, second = together(transformers_loop, str(tmp_path))
+    assert first == second
+    about, examples, *_ = first
+    assert about == (2, "bf16")
+    assert examples == len(IMAGES) + 64, "the Trainer fills the last batch of both processes"
+
+
 @installed("transformers", "accelerate")
 @pytest.mark.usefixtures("_fresh_accelerate")
 def test_a_loss_of_the_trainer_that_no_method_would_use_is_refused(tmp_path: Path) -> None:
