@@ -122,8 +122,12 @@ def missed_goals(parts: Record) -> Iterator[str]:
         if found["second"]["seconds"] > SET_GOAL:
             yield f"a large set starts in {found['second']['seconds']:.0f} s the second time, not {SET_GOAL:.0f}"
         for time in ("first", "second"):
-            if found[time]["memory_bytes"] > found["bytes"]:
-                yield f"a large set takes {found[time]['memory_bytes'] / found['bytes']:.2f} of its bytes the {time} time"
+            if (share := found[time]["peak_bytes"] / found["bytes"]) > 1:
+                own = found[time]["own_bytes"] / found["bytes"]
+                yield (
+                    f"a large set takes at most {share:.2f} times its bytes the {time} time, {own:.2f} of them without the "
+                    "pages of files, which the system can take back"
+                )
 
 
 def is_package(side: str) -> bool:
@@ -329,14 +333,15 @@ def growth_page(part: Record) -> list[str]:
     if "large set" in cells:
         found = cells["large set"]
         times = [
-            f"the {name} time {found[name]['seconds']:.1f} s and {found[name]['memory_bytes'] / 2**20:,.0f} MB"
+            f"the {name} time {found[name]['seconds']:.1f} s, at most {found[name]['peak_bytes'] / 2**20:,.0f} MB, "
+            f"and in the end {found[name]['own_bytes'] / 2**20:,.0f} MB without pages of files"
             for name in ("first", "second")
         ]
         lines += [
             *paragraph(
                 f"A zip archive of {found['images']:,} PNG images of {found['side']} x {found['side']}, which are "
                 f"{found['bytes'] / 2**20:,.0f} MB as bytes. From `load_data` to the end of the first batch of "
-                f"`fit`, {times[0]}; {times[1]}. Memory is the most that the process had above its imports."
+                f"`fit`, {times[0]}; {times[1]}. Memory is what the process had above its imports."
             ),
             "",
         ]
