@@ -14,6 +14,7 @@ TRAINING_GOALS = {"pgd-7": 1.3, "free-8": 1.2}
 EVALUATION_GOAL, DIGITS_GOAL, EFFICIENCY_GOAL = 3.0, 1.25, 0.9
 COMMAND_GOALS = {"deat --help": 1.0, "deat list methods": 1.0, "deat list attacks": 1.0}
 IMPORT_GOAL, DEMO_GOAL, SET_GOAL = 0.2, 10.0, 60.0
+EPOCH_PARTS = {"train_seconds": "training", "val_seconds": "validation", "other_seconds": "watch, saving and records"}
 TIE = 0.03
 """A side is faster or slower from this share on; what is nearer counts as equal."""
 AXIS_LABELS = {
@@ -231,13 +232,12 @@ def small_page(part: Record) -> list[str]:
     if "digits" in cells:
         cell = cells["digits"]
         parts = cell["sides"]["deat train"][0]["parts"]
-        shares = ", ".join(
-            f"{name.removesuffix('_seconds').replace('_', ' ')} {value:.2f} s" for name, value in parts.items()
-        )
+        whole = sum(parts.values())
+        shares = ", ".join(f"{label} {parts[name] / whole:.0%}" for name, label in EPOCH_PARTS.items() if name in parts)
         lines += paragraph(
             f"`deat train` with PGD-7, 10 epochs of digits, in a process that has imported everything: "
-            f"{middle(cell, 'deat train'):.2f} s, validation, watch, checkpoints and final scores included ({shares} by its "
-            f"own record). A plain loop of the same training alone: {middle(cell, 'plain loop'):.2f} s. Ratio: "
+            f"{middle(cell, 'deat train'):.2f} s, validation, watch, checkpoints and final scores included (of its epochs: "
+            f"{shares}). A plain loop of the same training alone: {middle(cell, 'plain loop'):.2f} s. Ratio: "
             f"{spread(compare(cell, 'deat train', 'plain loop'))}, goal {DIGITS_GOAL}. Rounds: {rounds(cell)}."
         )
         lines.append("")
