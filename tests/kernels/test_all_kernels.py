@@ -210,7 +210,7 @@ def test_a_compact_batch_that_is_still_whole_is_attacked_with_the_weights_as_the
     torch._dynamo.reset()
     trainer = trainer_of(configure_method(deat.get_method("fat-5"), deat.Linf(), compact=True), "compile")
     runner, whole = trainer.game.executor, []
-    calls, attack = trainer.game.calls, trainer.game.calls.attack_loss
+    calls, attack = trainer.game.functions, trainer.game.functions.attack_loss
 
     def attacked(x: Tensor, *rest: Tensor) -> LossOutput:
         assert runner.compiled is not None
