@@ -202,7 +202,7 @@ def test_weight_gradients_that_are_taken_apart_train_the_same_weights(
 
 def _begin_here(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
     """A weight's gradient, taken at once."""
-    grad = conv_streams._conv_gradient(dy, x, weight, ctx.sizes, by_x=False)
+    grad = conv_streams._conv_gradient(dy, x, weight, ctx.sizes, needs_grad_x=False)
     ctx.leaf.grad = grad if ctx.leaf.grad is None else ctx.leaf.grad + grad
 
 
