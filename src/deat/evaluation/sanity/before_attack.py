@@ -49,7 +49,9 @@ def check_before_attacks(
             large_batch = _query(model, _fill_batch(x, batch_size), _fill_batch(y, batch_size), task)
         other_flags = (
             _flag_probabilities() if own_batch.are_probabilities else None,
-            None if random_outputs else _flag_batch_dependent(model, x, logits, large_batch),  # else they always differ
+            None
+            if random_outputs
+            else _flag_batch_dependent(model, x, logits, large_batch),  # random ones always differ
             _flag_at_chance(logits, y, num_classes, task),
             _flag_zero_gradients(own_batch, large_batch),
             _flag_autograd_inside(model, x),
