@@ -2,20 +2,21 @@
 
     python bench/union_results.py digits --work WORK
     python bench/union_results.py cifar10 --work WORK --data-root FOLDER
-    python bench/union_results.py cifar10-usual --work WORK --data-root FOLDER
+    python bench/union_results.py cifar10-apart --work WORK --data-root FOLDER
 
-First the radii of the L2 and the L1 ball are chosen on held-out training images: those at which M+DEAT on that ball alone
-is as robust in it as M+DEAT on the Linf ball is in that, so that the balls are about equally hard. `cifar10-usual`
-has half of the usual radii instead (8/255, 0.5 and 12). Then M+DEAT trains on
-every ball and on their union by every rule, with three seeds, and the last epoch is evaluated on test images in every
-ball. Each run is a file of WORK, and one that is there is not repeated.
+First the radii are chosen on held-out training images. `digits` and `cifar10` take those of L2 and L1 at which M+DEAT on
+that ball alone is as robust in it as M+DEAT on the Linf ball is in that. `cifar10-apart` takes those at which no ball
+dominates: M+DEAT on each ball alone falls short of the best of the others in some ball, and by as much as there is.
+Then M+DEAT trains on every ball and on their union by every rule, with three seeds, and the last epoch is evaluated on
+test images in every ball. Each run is a file of WORK, and one that is there is not repeated.
 """
 
 import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +40,31 @@ class Setup:
 
     Args:
         network: Builds the network.
-        linf: The radius of the Linf ball.
-        grids: The radii of the other balls that are tried; a single one is taken without a trial.
+        radii: The radii of each norm that are tried.
+        choose: Chooses one ball of each norm, by trials.
         config: Fields of TrainConfig.
         train: The number of training images; None for all of them.
         held_out: The number of training images that trials leave out, to choose radii by.
         test: The number of test images.
+        trial_epochs: The epochs of trials, if not those of the runs.
         attacks: The attacks of the evaluation.
         data: The name of the data set, if it is not that of the setup.
     """
 
     network: Callable[[], nn.Module]
-    linf: float
-    grids: dict[str, tuple[float, ...]]
+    radii: dict[str, tuple[float, ...]]
+    choose: "Callable[[Experiment], tuple[str, ...]]"
     config: dict[str, Any] = field(default_factory=dict)
     train: int | None = None
     held_out: int = 300
     test: int = 400
     attacks: tuple[str, ...] = ("natural", "pgd-20", "cw-20", "apgd-ce")
+    trial_epochs: int | None = None
     data: str = ""
 
-    def fit(self, data: deat.DataSplits, images: Any, threat: deat.ThreatModel, seed: int) -> Any:
+    def fit(
+        self, data: deat.DataSplits, images: Any, threat: deat.ThreatModel, seed: int, epochs: int | None = None
+    ) -> Any:
         """Train on some images."""
         torch.manual_seed(seed)
         return deat.fit(
@@ -72,34 +77,63 @@ class Setup:
             seed=seed,
             threads=1,
             progress=False,
-            **{"precision": "fp32", **self.config},
+            **{"precision": "fp32", **self.config, **({"epochs": epochs} if epochs else {})},
         )
+
+
+def choose_equally_hard(experiment: "Experiment") -> tuple[str, ...]:
+    """The first ball, and of the others those in which training on them alone is nearest to as robust."""
+    (first,), *others = experiment.candidates
+
+    def distance(threat: str) -> float:
+        target, accuracy = (experiment.trial(ball)["accuracy"][TRIAL_ATTACK] for ball in (first, threat))
+        return abs(float(accuracy) - float(target))
+
+    return first, *(min(balls, key=distance) for balls in others)
+
+
+def choose_apart(experiment: "Experiment") -> tuple[str, ...]:
+    """The balls at which training on one alone falls furthest short, for that single ball which does so least."""
+    return max(product(*experiment.candidates), key=lambda balls: min(shortfalls(experiment.cross_trials, balls)))
+
+
+def shortfalls(accuracies: dict[str, dict[str, float]], balls: tuple[str, ...]) -> list[float]:
+    """How far training on each ball alone is behind the best of them, in the ball where that is most.
+
+    Args:
+        accuracies: By the ball that was trained on, the accuracy in every ball.
+        balls: The balls.
+    """
+    best = {ball: max(accuracies[trained][ball] for trained in balls) for ball in balls}
+    return [max(best[ball] - accuracies[trained][ball] for ball in balls) for trained in balls]
 
 
 SETUPS = {
     "digits": Setup(
         lambda: deat.build_model("small", in_channels=1, image_size=8),
-        0.15,
-        {"l2": (0.4, 0.5, 0.6), "l1": (0.6, 0.8, 1.0, 1.3)},
+        {"linf": (0.15,), "l2": (0.4, 0.5, 0.6), "l1": (0.6, 0.8, 1.0, 1.3)},
+        choose_equally_hard,
         {"epochs": 15, "batch_size": 64, "lr": 0.02, "peak": 0.3, "cycle_momentum": False},
     ),
     "cifar10": Setup(
         lambda: deat.build_model("preact_resnet8", num_classes=10),
-        4 / 255,
-        {"l2": (0.4, 0.55), "l1": (6.0, 9.0)},
+        {"linf": (4 / 255,), "l2": (0.4, 0.55), "l1": (6.0, 9.0)},
+        choose_equally_hard,
         {"epochs": 8, "batch_size": 64, "lr": 0.1, "precision": "bf16"},
         train=4000,
         held_out=500,
         test=400,
         attacks=("natural", "pgd-20", "apgd-ce"),
     ),
-    "cifar10-usual": Setup(
+    "cifar10-apart": Setup(
         lambda: deat.build_model("preact_resnet8", num_classes=10),
-        4 / 255,
-        {"l2": (0.25,), "l1": (6.0,)},
-        {"epochs": 8, "batch_size": 64, "lr": 0.1, "precision": "bf16"},
+        {"linf": (4 / 255, 8 / 255), "l2": (0.25,), "l1": (12.0,)},
+        choose_apart,
+        {"epochs": 6, "batch_size": 64, "lr": 0.1, "precision": "bf16"},
         train=4000,
+        held_out=300,
         test=300,
+        trial_epochs=8,
         attacks=("natural", "apgd-ce"),
         data="cifar10",
     ),
@@ -132,32 +166,46 @@ class Experiment:
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
+    @property
+    def candidates(self) -> list[list[str]]:
+        """The balls that are tried, by norm."""
+        return [[f"{norm}:{eps!r}" for eps in radii] for norm, radii in self.setup.radii.items()]
+
     def trial(self, threat: str) -> dict[str, Any]:
         """Training on one ball, and its robust accuracy there on held-out training images."""
 
         def make() -> dict[str, Any]:
-            train, held_out = self.images.split(self.setup.held_out, TRIAL_SEED)
-            result = self.setup.fit(self.data, train, parse_threat(threat), TRIAL_SEED)
-            attacks = ["natural", TRIAL_ATTACK]
-            scores = deat.evaluate(result.model, held_out, threat=threat, attacks=attacks, sanity=False, progress=False)
+            scores = self._train_and_evaluate(threat, [threat])[threat]
             return {"threat": threat, "accuracy": scores.accuracy, "images": scores.num_images}
 
         return self.record(f"trials/{threat.replace(':', '-')}", make)
 
     @cached_property
+    def cross_trials(self) -> dict[str, dict[str, float]]:
+        """By each ball that was trained on alone, the robust accuracy in every one, on held-out training images."""
+        balls = [ball for norm in self.candidates for ball in norm]
+        trials = [self.record(f"trials/{ball.replace(':', '-')}", partial(self._cross_trial, ball)) for ball in balls]
+        return {trial["threat"]: trial["in"] for trial in trials}
+
+    def _cross_trial(self, threat: str) -> dict[str, Any]:
+        scores = self._train_and_evaluate(threat, [ball for norm in self.candidates for ball in norm])
+        accuracy = {ball: one.accuracy[TRIAL_ATTACK] for ball, one in scores.items()}
+        own = scores[threat]
+        return {"threat": threat, "accuracy": own.accuracy, "in": accuracy, "images": own.num_images}
+
+    def _train_and_evaluate(self, threat: str, balls: list[str]) -> dict[str, deat.Evaluation]:
+        train, held_out = self.images.split(self.setup.held_out, TRIAL_SEED)
+        model = self.setup.fit(self.data, train, parse_threat(threat), TRIAL_SEED, self.setup.trial_epochs).model
+        attacks = ["natural", TRIAL_ATTACK]
+        return {
+            ball: deat.evaluate(model, held_out, threat=ball, attacks=attacks, sanity=False, progress=False)
+            for ball in balls
+        }
+
+    @cached_property
     def balls(self) -> tuple[str, ...]:
-        """The Linf ball, and the balls of the other norms in which training on them alone is nearest to as robust."""
-        linf = f"linf:{self.setup.linf!r}"
-        grids = [[f"{norm}:{eps!r}" for eps in radii] for norm, radii in self.setup.grids.items()]
-        if all(len(grid) == 1 for grid in grids):
-            return linf, *(grid[0] for grid in grids)
-        target: float = self.trial(linf)["accuracy"][TRIAL_ATTACK]
-
-        def distance(threat: str) -> float:
-            accuracy: float = self.trial(threat)["accuracy"][TRIAL_ATTACK]
-            return abs(accuracy - target)
-
-        return linf, *(min(grid, key=distance) for grid in grids)
+        """The balls of the union."""
+        return self.setup.choose(self)
 
     @property
     def threats(self) -> dict[str, deat.ThreatModel]:

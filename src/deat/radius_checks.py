@@ -20,7 +20,7 @@ MIN_USUAL_RADII = {"linf": 0.25 / 255, "l2": 0.1, "l1": 1.0}
 def max_image_distance(threat: ThreatModel, shape: Sequence[int]) -> float:
     """Return the largest distance between two images of a shape, in the norm of a threat model.
 
-    That of a union is in units of its balls' radii, in the norm in which it is least.
+    For a union: the smallest over its balls, each in units of its own radius.
     """
     return 2 * threat.grey_radius(math.prod(shape))
 
@@ -72,7 +72,7 @@ def get_radius_warnings(threat: ThreatModel, has_adversary: bool) -> list[str]:
 
 
 def get_tiny_radius_warnings(threat: ThreatModel) -> list[str]:
-    """Describe a radius that is too small to measure robustness, as one of linf is in another norm.
+    """Warn of a radius that is too small to measure robustness, such as 8/255, which is meant for linf, in L2.
 
     Args:
         threat: The threat model.
@@ -94,4 +94,4 @@ def _get_tiny_radius_warnings_of_ball(threat: ThreatModel) -> list[str]:
 
 
 def _usual_radii_text(threat: ThreatModel) -> str:
-    return USUAL_RADII.get(threat.name, "far from either end")
+    return USUAL_RADII.get(threat.name, "well above 0 and below the largest distance")

@@ -1,4 +1,4 @@
-"""Schedules: how many adversarial steps k, and of which size alpha, each epoch takes.
+"""Schedules: how many attack steps k each epoch takes, and of which size alpha; M+ is `GradientMagnitude`.
 
 A schedule is a frozen rule. Its state is a JSON value that the caller stores: ``init() -> state``,
 ``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``. A schedule for a loop of your own takes
@@ -32,7 +32,7 @@ __all__ = [
 
 HOPELESS_SHARE = 2 / 3
 """If l_X is below this share of the threshold of M+ in the fourth epoch, k is unlikely to grow. In runs that stayed at 1
-after fine-tuning or with few images it was 0.42 to 0.51, in runs that grew later at least 0.97."""
+after fine-tuning or with few images the share was 0.42 to 0.51; in runs whose k grew later it was at least 0.97."""
 ScheduleState = dict[str, Any]
 """What a schedule remembers between epochs: a JSON object."""
 
@@ -224,7 +224,7 @@ class Schedule(ABC):
         )
 
     def bounding_record(self, epoch: int, epochs: int, grows: bool) -> EpochRecord:
-        """Make a record after which k grows if it can, or does not: what the cost of a run is estimated by.
+        """Make a record that makes k grow if it can, or keeps it: the two bounds between which a run's cost is estimated.
 
         A schedule that reads `record.measured` makes one with the values that it reads.
 
@@ -426,7 +426,7 @@ class LinearRamp(Schedule):
         first: k of the first epoch.
         last: The k that it grows to.
         epochs: The number of epochs of the training.
-        reaches_last: Whether the last epoch has k = last. In the released code, k grows over one epoch more.
+        reaches_last: Whether the last epoch has k = last. In the released code k would reach it one epoch later.
         stop_threshold_until: The fraction of training after which the threshold is zero; it is constant if None.
     """
 

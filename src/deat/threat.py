@@ -127,7 +127,7 @@ class ThreatModel(ABC):
     mutable: FeatureValues | Sequence[bool] | Tensor | None = None
     name: ClassVar[str]
     pointwise: ClassVar[bool] = False
-    # The deviation of a normal vector's coordinates over the size of a sign vector's, if the two have equal norms.
+    # A normal vector and a sign vector of equal norm: the deviation of the one's coordinates over the size of the other's.
     _normal_to_sign_ratio: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:

@@ -109,7 +109,7 @@ def test_resumed_training_equals_an_uninterrupted_one(name, stop, tmp_path, whol
         wholes[name] = everything(whole)
     first, second = fresh(method), fresh(method, seed=7)
     hand_over(first, second, stop, tmp_path)
-    assert (second.epoch * PER_EPOCH + second.step, second.game.cost) == (stop, first.game.cost)
+    assert (second.epoch * PER_EPOCH + second.batches_done, second.game.cost) == (stop, first.game.cost)
     second.fit()
     assert everything(second) == wholes[name]
 
@@ -161,7 +161,7 @@ def test_compiled_training_on_a_cpu_resumes_exactly_at_a_short_last_batch(tmp_pa
     whole.fit()  # it goes on with what it has compiled
     second = build()
     assert Checkpoints(tmp_path).resume_or_start(second)
-    assert second.step == 2
+    assert second.batches_done == 2
     second.fit()
     assert second.game.executor.compiled.shape == whole.game.executor.compiled.shape
     assert everything(second) == everything(whole)
@@ -232,7 +232,7 @@ def in_mid_epoch(data: object, folder: Path) -> deat.Trainer:
     """A trainer that goes on before the last of three batches."""
     first, second = (trainer_of("pgd-1", conv_net(), data=data, epochs=2) for _ in range(2))
     hand_over(first, second, 2, folder)
-    assert second.step == 2
+    assert second.batches_done == 2
     return second
 
 
@@ -264,7 +264,7 @@ def test_stop_is_obeyed_while_batches_are_drawn_again(tmp_path):
     with pytest.raises(Interrupted):
         second.fit()
     assert len(drawn) == 1
-    assert second.step == 2
+    assert second.batches_done == 2
 
 
 @pytest.mark.promise("P15")
@@ -282,7 +282,7 @@ def test_decisions_of_m_plus_are_the_same_wherever_it_was_stopped(stop, tmp_path
         first.fit()
     second.callbacks.clear()
     Checkpoints(tmp_path).resume_or_start(second)
-    assert (second.state, second.schedule) == (first.state, first.schedule)
+    assert (second.schedule_state, second.schedule) == (first.schedule_state, first.schedule)
     second.fit()
     assert everything(second) == everything(whole)
 

@@ -88,7 +88,7 @@ def test_plain_functions_are_called_at_every_event(tmp_path: Path) -> None:
     events: list[str] = []
     functions = deat.LambdaCallback(
         on_train_begin=lambda trainer: events.append(f"begin at {trainer.epoch}"),
-        on_batch=lambda trainer, buffers: events.append(f"batch {trainer.epoch}.{trainer.step}"),
+        on_batch=lambda trainer, buffers: events.append(f"batch {trainer.epoch}.{trainer.batches_done}"),
         on_validation=lambda trainer, scores: events.append(f"validation {trainer.epoch}"),
         on_epoch=lambda trainer, stats, timing: events.append(f"epoch {stats.epoch}"),
         on_checkpoint=lambda trainer, path: events.append(f"checkpoint {trainer.epoch}"),

@@ -22,7 +22,6 @@ from deat.report.figure_data import (
     build_training_process_figure,
 )
 from deat.report.gallery import Gallery, Tile, select_candidates, select_tiles
-from deat.report.html import render_section
 from deat.report.latex import render_latex_table
 from deat.report.page_data import build_settings
 from deat.report.problems import collect_flags
@@ -33,6 +32,7 @@ from deat.runs.run_dir import FIGURE_NAMES
 from deat.threat import L2, Linf
 from deat.training.best_epoch import BestChoice
 from helpers import nets
+from helpers.page_sections import render_section
 from helpers.runs import make_bench, make_run, one_run
 
 

@@ -55,6 +55,27 @@ def test_other_ends_of_a_network_are_not_taken_for_probabilities(end):
     assert warned(Ending(end)) == []
 
 
+@pytest.mark.parametrize(
+    ("task", "net"),
+    [
+        ("classification", nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())),
+        ("classification", nn.Sequential(nn.Linear(4, 1), nn.Sigmoid(), nn.Flatten(0))),
+        ("multilabel", nn.Sequential(nn.Linear(4, 2), nn.Sigmoid())),
+    ],
+)
+def test_a_sigmoid_is_noticed_where_it_makes_every_answer_yes(task, net):
+    x, y = torch.rand(60, 4), torch.arange(60) % 2
+    y = y if task == "classification" else torch.stack((y, 1 - y), 1)
+    with pytest.warns(RuntimeWarning, match="Return logits"):
+        deat.make_trainer(net, (x, y), method="natural", task=task, config=deat.TrainConfig(batch_size=20))
+    options = {"task": task, "threat": "linf:0.1", "attacks": "natural", "progress": False}
+    flags = deat.evaluate(net, (x, y), **options).flags
+    assert "probabilities" in [flag.name for flag in flags]
+    bounded = nn.Sequential(net[0], nn.Hardtanh(0, 1))  # values from 0 to 1 alone are no sigmoid
+    flags = deat.evaluate(bounded, (x, y), **options).flags
+    assert "probabilities" not in [flag.name for flag in flags]
+
+
 def test_outputs_for_more_classes_than_the_data_has_are_named():
     (said,) = find_output_problems(torch.zeros(2, 1000), 10)
     assert "the model has 1,000 outputs, and the data 10 classes. That works" in said

@@ -11,7 +11,7 @@ import torch
 from deat.cli.main import main
 from deat.cli.report import ReportCommand, build_report, report_to_json
 from deat.report.figure_data import build_trade_off_figure
-from deat.report.html import render_page, render_section
+from deat.report.html import render_page
 from deat.report.page_data import build_held_out, build_warnings, find_front_indices, rank_rows
 from deat.report.problems import list_run_problems
 from deat.report.report_data import load_report_data
@@ -28,6 +28,7 @@ from deat.report.validation_results import (
     render_held_out_markdown,
 )
 from deat.utils.safetensors_files import encode_tensors
+from helpers.page_sections import render_section
 from helpers.runs import make_bench, make_run, one_run
 
 

@@ -34,7 +34,7 @@ from deat.report.figure_data import (
     get_unit,
     get_y_label,
 )
-from deat.report.html import read_asset, render_page, render_section
+from deat.report.html import read_asset, render_page
 from deat.report.latex import render_latex_table
 from deat.report.page_data import (
     build_claims,
@@ -71,6 +71,7 @@ from deat.runs.final_scores import ModelScore
 from deat.training.epoch_records import EpochTiming, EpochWatch, append_record
 from deat.utils.text import escape_markdown, make_printable, truncate_text
 from helpers.eyes import EYES, distance
+from helpers.page_sections import render_section
 from helpers.runs import make_bench, make_run, one_run
 
 SHARES = [0.41, 0.43, 0.45]

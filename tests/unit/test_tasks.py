@@ -433,3 +433,14 @@ def test_a_game_and_its_objective_have_the_same_task():
     assert deat.Game(net, objective, deat.Linf(0.1), deat.InnerAttack(), optimizer).task == Regression()
     with pytest.raises(UsageError, match="same task"):
         deat.Game(net, objective, deat.Linf(0.1), deat.InnerAttack(), optimizer, task=MultiLabel())
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_outputs_of_one_number_an_example_may_be_a_vector_also_in_the_checks(task):
+    x, y = torch.rand(30, 3, generator=generator()), torch.arange(30) % 2
+    y = y if task == "classification" else y.float()
+    net = nn.Linear(3, 1)
+    options = {"task": task, "threat": "linf:0.1", "attacks": "natural,pgd-2", "progress": False}
+    column, vector = (deat.evaluate(n, (x, y), **options) for n in (net, nn.Sequential(net, nn.Flatten(0))))
+    assert vector.scores == column.scores
+    assert [flag.name for flag in vector.flags] == [flag.name for flag in column.flags]

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 from deat.errors import CheckpointError, UsageError
 from deat.models import add_normalization, build_model, load_weights, save_weights
 from deat.models import weights as weights_module
-from deat.models.pt_files import read_pt_weights
+from deat.models.pt_files import read_pt_file
 from deat.models.recorded_normalization import format_normalization_note, split_normalization
 from deat.models.weights import read_weights
 from deat.utils.safetensors_files import encode_tensors, read_tensors
@@ -483,12 +483,12 @@ def test_saving_twice_gives_the_same_bytes(file, tmp_path):
 def test_foreign_weights_lose_what_wrappers_put_before_their_names(prefix, tmp_path):
     own = small().state_dict()
     torch.save({f"{prefix}{name}": tensor for name, tensor in own.items()}, tmp_path / "w.pt")
-    assert read_pt_weights(tmp_path / "w.pt").keys() == own.keys()
+    assert read_pt_file(tmp_path / "w.pt").tensors.keys() == own.keys()
 
 
 def test_weights_of_a_part_that_was_compiled_have_its_own_names(tmp_path):
     torch.save({"a._orig_mod.weight": torch.ones(1), "b.weight": torch.ones(1)}, tmp_path / "w.pt")
-    assert read_pt_weights(tmp_path / "w.pt").keys() == {"a.weight", "b.weight"}
+    assert read_pt_file(tmp_path / "w.pt").tensors.keys() == {"a.weight", "b.weight"}
 
 
 @pytest.mark.parametrize(
@@ -498,7 +498,7 @@ def test_of_several_weights_in_a_file_the_taken_ones_are_named(taken, other, pre
     ones, zeros = {"fc.weight": torch.ones(1)}, {f"{prefix}fc.weight": torch.zeros(1)}
     torch.save({"epoch": 3, "sizes": {"x": torch.ones(1)}, taken: ones, other: zeros}, tmp_path / "w.pt")
     with pytest.warns(UserWarning, match=f"under '{taken}' and under '{other}': those of '{taken}' are used"):
-        assert read_pt_weights(tmp_path / "w.pt")["fc.weight"] == 1
+        assert read_pt_file(tmp_path / "w.pt").tensors["fc.weight"] == 1
 
 
 @pytest.mark.parametrize("note", ["{", "[]", "[" * 100_000], ids=["not JSON", "a list", "deep"])
@@ -532,7 +532,7 @@ def prefixed(prefix, tensors):
 def test_weights_from_inside_a_wrapper_get_the_network_s_own_names(wrapper, tmp_path):
     own = small().state_dict()
     torch.save(WRAPPERS[wrapper](own), tmp_path / "w.ckpt")
-    found = read_pt_weights(tmp_path / "w.ckpt")
+    found = read_pt_file(tmp_path / "w.ckpt").tensors
     assert found.keys() == own.keys()
     assert all(torch.equal(found[name], own[name]) for name in own)
 
@@ -568,18 +568,18 @@ def test_of_two_networks_in_one_file_neither_is_guessed(tmp_path):
     torch.save({**prefixed("student.", ours), **prefixed("teacher.module.", theirs)}, tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match=r"'student\.' or 'teacher\.module\.' fit.*--part student\."):
         load_weights(small(), tmp_path / "w.pt")
-    found = read_pt_weights(tmp_path / "w.pt", "teacher.module.")
+    found = read_pt_file(tmp_path / "w.pt", "teacher.module.").tensors
     assert all(torch.equal(found[name], theirs[name]) for name in theirs)
     with pytest.raises(UsageError, match=r"no part 'techer'.*'student\.' \(8\), 'teacher\.' \(8\)"):
-        read_pt_weights(tmp_path / "w.pt", "techer")
+        read_pt_file(tmp_path / "w.pt", "techer")
 
 
 def test_of_two_weights_under_keys_of_other_names_neither_is_guessed(tmp_path):
     one, two = {"fc.weight": torch.ones(1)}, {"fc.weight": torch.zeros(1)}
     torch.save({"online": one, "ema": two, "epoch": 3}, tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match=r"under 'online', 'ema': choose with deat import w\.pt --part"):
-        read_pt_weights(tmp_path / "w.pt")
-    assert read_pt_weights(tmp_path / "w.pt", "ema")["fc.weight"] == 0
+        read_pt_file(tmp_path / "w.pt")
+    assert read_pt_file(tmp_path / "w.pt", "ema").tensors["fc.weight"] == 0
 
 
 def mutated(data, draw):
@@ -608,7 +608,7 @@ def test_no_damaged_file_of_torch_s_is_read_as_other_weights(tmp_path):
     for _ in range(200):
         (tmp_path / "w.pt").write_bytes(mutated(whole, draw))
         try:
-            found = read_pt_weights(tmp_path / "w.pt")
+            found = read_pt_file(tmp_path / "w.pt").tensors
         except CheckpointError:
             refused += 1
         else:  # the damage was between the parts of the archive
@@ -627,4 +627,4 @@ def test_file_without_checksums_is_reported_to_be_one(old, tmp_path):
     finally:
         torch.serialization.set_crc32_options(True)
     with pytest.warns(UserWarning, match=r"w\.pt has no checksums, so that damage in it cannot be seen"):
-        assert read_pt_weights(tmp_path / "w.pt").keys() == own.keys()
+        assert read_pt_file(tmp_path / "w.pt").tensors.keys() == own.keys()

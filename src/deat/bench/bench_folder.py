@@ -37,7 +37,7 @@ from deat.utils.text import summarize_error
 from deat.utils.user_code import hash_code_file, is_file_spec
 
 PARSE_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What reading a file raises that does not hold what it should."""
+"""The errors of reading a file whose content is damaged."""
 
 
 def has_readable_results(path: Path) -> bool:
@@ -196,12 +196,12 @@ class BenchFolder:
         return lock
 
     def _begin(self, runs: dict[str, BenchRunEntry], cell: GridCell) -> None:
-        """Mark a claimed cell as running, and all that run now as crowded if it is not alone."""
+        """Mark a claimed cell as running, and write down in all running cells how many run at once."""
         entry = runs[cell.folder]
         _set_status(entry, "running")
         entry["attempts"] += 1
         others = [r for r in runs.values() if r is not entry and r["status"] == "running" and not self._is_free(r)]
-        for run in (entry, *others):  # a run that is resumed alone still has its crowded epochs
+        for run in (entry, *others):  # a run that is resumed alone keeps the number of its earlier epochs
             run["concurrent_jobs"] = max(run["concurrent_jobs"], 1 + len(others))
 
     def _finished_folders(self, bench: BenchRecord, row: RecipeRow) -> list[Path]:

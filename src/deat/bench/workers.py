@@ -84,7 +84,7 @@ def train_cell(run: Run, path: Path) -> None:
     training = FolderTraining(run.trainer, options, run)
     with training.session():
         training.trainer.fit()
-        training.trainer.interruption.check()  # a signal in the last save ends the bench, not this session alone
+        training.trainer.interruption.check()  # a signal during the last save ends the whole bench, not only this training
     if not is_last_epoch_saved(path, run.config.epochs):
         raise CheckpointError(f"best/ or last/ in {str(path)!r} could not be written. Give the same command again.")
 

@@ -72,7 +72,7 @@ def remove_temporary_files(parent: Path) -> None:
 
 
 def try_remove(path: Path) -> bool:
-    """Delete a folder or file; return whether that worked, since it may not end a run."""
+    """Delete a folder or file; return whether that worked. It never raises, since a leftover file must not end a run."""
     try:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except OSError:
@@ -122,7 +122,7 @@ def _write_file(path: Path, data: bytes) -> None:
 
 def _commit(temporary: Path, target: Path) -> None:
     fault_point("before rename")
-    if target.exists():  # it is damaged, or a new one would not have its number
+    if target.exists():  # a damaged checkpoint: a good one of this number would not be written again
         try_remove(target)
     temporary.rename(target)
     fsync_folder(target.parent)

@@ -485,8 +485,8 @@ def _print_held_out(rows: Sequence[ReportRow]) -> None:
         for one in held_out:
             shown.add_row(*map(make_printable, (one.row, *format_held_out_cells(one, held_out))))
         console.print(shown)
-    if judging := list_evaluate_commands(rows):
-        console.print("\n".join([EVALUATE_COMMANDS_INTRO, *(f"  {make_printable(text)}" for text in judging)]))
+    if commands := list_evaluate_commands(rows):
+        console.print("\n".join([EVALUATE_COMMANDS_INTRO, *(f"  {make_printable(text)}" for text in commands)]))
 
 
 def report_to_json(story: Report) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class NetworkFunctions:
 
 
 def unwrap_ddp(objective: nn.Module) -> nn.Module:
-    """The objective without DDP around it, which communicates with no other process."""
+    """Return the objective inside of DDP; calling it does not communicate with other processes."""
     return getattr(objective, "module", objective)
 
 

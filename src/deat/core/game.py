@@ -43,7 +43,7 @@ Move = Callable[[Buffers], None]
 
 
 class Game:
-    """The state and the moves of adversarial training on one batch at a time.
+    """Training on one batch, as a game of two players: the adversary moves delta, the learner the weights.
 
     A `Play` calls the moves: `begin_batch`, then `ascend`, `joint_update`, `step_delta` or `accumulate_gradients`, then
     `end_batch`.
@@ -447,7 +447,7 @@ class Game:
             buffers.update_applied.logical_and_(finite)
 
     def _perturb_weights(self, buffers: Buffers, perturbation: WeightPerturbation) -> None:
-        """Move the weights along the gradient of the loss; the pass is the one that the batch is measured by."""
+        """Move the weights along the gradient of the loss. Loss, accuracy and l_X of the batch come from this pass."""
         if self._has_summed_gradients:
             raise UsageError("awp+ cannot perturb the weights of an update that sums the gradients of several passes.")
         self._count_backprop(self._num_forwards)

@@ -1,4 +1,4 @@
-"""Penalties on the gradient with respect to the input: how it changes along itself (g+), and with noise (GradAlign)."""
+"""Penalties on the gradient with respect to the input: its change along its own direction (g+), and under noise (GradAlign)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -92,7 +92,6 @@ class InnerAttack:
                 "persistent carries delta from batch to batch, and a delta that leaves the ball (n-fgsm) would grow with every "
                 "batch. Leave persistent out, or use a method such as fgsm or free-4."
             )
-
         if self.remember is not None and self.persistent:
             raise UsageError(
                 "persistent starts from the delta of the batch before, and this attack (fgsm-pgi) from one that it remembers "
@@ -192,7 +191,7 @@ class InnerAttack:
         return threat.clip_to_box(x + delta) - x if self.clamps_images else delta
 
     def project(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-        """Project delta into the ball, unless it may leave it, and into the box if that is where the pixel range is kept.
+        """Project delta into the ball (not if `leaves_ball`) and into the box (not if the image is clamped instead).
 
         Args:
             threat: The threat model.
@@ -216,7 +215,7 @@ class InnerAttack:
 
 
 FIRST_GRADIENT_SCALE = 16.0
-"""Enlarges a start of 0.001 to 0.016: several steps of bf16 between 1/2 and 1. A power of two scales exactly."""
+"""A start of 0.001 becomes 0.016, several times the spacing of bf16 between 1/2 and 1. A power of two scales exactly."""
 
 
 class DeltaScale:

@@ -1,4 +1,4 @@
-"""The sums of one epoch on the device, and the single read that turns them into a record."""
+"""Loss, accuracy and l_X of one epoch, summed on the device, and the single read that turns them into a record."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

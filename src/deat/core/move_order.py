@@ -1,4 +1,7 @@
-"""How each family of methods orders the moves A and J of a batch. Each move costs one backprop."""
+"""How each family of methods orders the moves of a batch: A, an attack step, and J, an update. Each costs one backprop.
+
+A class here is a play: it gets the game (`core/game.py`) and a batch, and calls the game's moves in its order.
+"""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,7 +59,7 @@ class Play(Protocol):
 
 @dataclass(frozen=True)
 class Craft:
-    """A^k J: make k attack steps, then update the weights. PGD-k, U-FGSM, TRADES, MART, FAT, Amata, DAT."""
+    """Crafts an attack, then updates: A^k J, k attack steps and one update. PGD-k, U-FGSM, TRADES, MART, FAT, Amata, DAT."""
 
     crafts_first: ClassVar[bool] = True
     can_record: ClassVar[bool] = True
@@ -76,7 +79,7 @@ class Craft:
 
 @dataclass(frozen=True)
 class Replay:
-    """J^(k+1): every pass updates both delta and the weights. FREE-m (m = k + 1), DEAT."""
+    """Replays the batch: J^(k+1), every pass updates both delta and the weights. FREE-m (m = k + 1), DEAT."""
 
     crafts_first: ClassVar[bool] = False
     can_record: ClassVar[bool] = True
@@ -99,7 +102,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Relay:
-    """(J0 a^n)^k J: full passes with first-layer steps after them, and one update at the end. YOPO-m-n (m = k + 1).
+    """YOPO: full passes, cheap first-layer steps after each, one update at the end. YOPO-m-n is (J0 a^n)^k J, m = k + 1.
 
     J0 is J without its step of theta: the gradients of all full passes are summed. Each of the n cheap steps "a" of
     delta uses the first layer only. There are none after the last full pass, since its delta is not used.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class UnionRule:
-    """Base class of the rules; by itself it draws a ball for each example of a batch, which is then its own.
+    """Base class of the rules. By itself it draws a ball for each example, which keeps it for the whole batch.
 
     Args:
         union: The balls.
@@ -71,7 +71,7 @@ class UnionRule:
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the rule has learned, as JSON; reads the device. It is the same in all processes."""
+        """Return what the rule has counted so far, as JSON; reads the device. It is the same in all processes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ def _hash_images(images: Tensor) -> Iterator[bytes]:
 
 
 def find_equal_files(files: FileCollection, reference: Sequence[int], checked: Sequence[int]) -> DuplicatePairs:
-    """Find files whose bytes equal those of a reference file.
+    """Find files whose bytes equal those of a reference file; a large data set is compared in part or not at all.
 
     At most `MAX_COMPARED_FILES` files are read, and none with more than `MAX_REFERENCE_FILES` reference files.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deat.data.image_decoding import IMAGE_SUFFIXES, centre_crop, open_image, to_tensor
 from deat.errors import DataError, UsageError
-from deat.utils.text import format_names, summarize_error
+from deat.utils.text import summarize_error
 
 ARRAY_SUFFIX = ".npy"
 _SUFFIXES = (*IMAGE_SUFFIXES, ARRAY_SUFFIX)
@@ -203,8 +203,3 @@ def unreadable_error(errors: Sequence[DataError]) -> DataError:
     more = f" ... and {len(errors) - _MAX_LISTED} more" if len(errors) > _MAX_LISTED else ""
     listed = " ".join(str(error) for error in errors[:_MAX_LISTED])
     return DataError(f"{len(errors)} images cannot be read. {listed}{more}")
-
-
-def list_names(files: Sequence[ImageFile]) -> str:
-    """Quote the names of the first files."""
-    return format_names([file.name for file in files], _MAX_LISTED)

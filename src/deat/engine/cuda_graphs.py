@@ -33,7 +33,9 @@ def capture_graph(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any =
                 inside = error
                 raise
     except Exception as error:
-        if error is not inside:  # otherwise the capture ended properly, and other recordings use this generator state
+        if (
+            error is not inside
+        ):  # else the capture ended properly, and its generator state is in use by other recordings
             _reset_after_failed_capture(here)
         raise inside or error from None
     # torch writes the generator's seed and offset on the capture's stream, and a replay writes its own on this one.

@@ -12,7 +12,7 @@ from deat.evaluation.attacks import (
     AUTOATTACK_NAMES,
     AUTOATTACK_PARTS,
     Attack,
-    as_judged,
+    as_evaluated,
     parse_attack,
 )
 from deat.evaluation.autoattack import AutoAttack
@@ -99,7 +99,7 @@ def get_attacks(attacks: str | AttackLike | Iterable[str | AttackLike]) -> list[
     for attack in chosen:
         if not callable(attack) or not isinstance(getattr(attack, "name", None), str):
             raise UsageError(f"{attack!r} is no attack. Give a name, such as pgd-20, or a callable that has a name.")
-    return [as_judged(attack) for attack in chosen]
+    return [as_evaluated(attack) for attack in chosen]
 
 
 def describe_attack(attack: AttackLike, threat: ThreatModel, num_classes: int = 10) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def describe_attack(attack: AttackLike, threat: ThreatModel, num_classes: int = 
     Returns:
         The settings as JSON values.
     """
-    attack = as_judged(attack)
+    attack = as_evaluated(attack)
     if isinstance(attack, AutoAttack):
         return attack.describe(threat, num_classes)
     if isinstance(attack, Attack):

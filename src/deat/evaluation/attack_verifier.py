@@ -147,7 +147,7 @@ def combine_worst(results: Sequence[Any]) -> dict[str, Any]:
 
 
 def get_stages(attack: AttackLike) -> tuple[AttackLike, ...]:
-    """Return the stages of an attack, which is its own only stage if it names none."""
+    """Return the stages of an attack; one without stages is its own only stage."""
     stages: tuple[AttackLike, ...] = getattr(attack, "stages", (attack,))
     return stages
 
@@ -158,7 +158,8 @@ class Answers(NamedTuple):
     Attributes:
         right: Whether each answer is right.
         beaten: Whether an attack has nothing left to gain.
-        scores: How right it is, and `statistics` what metrics are computed from; None for a task without grades.
+        scores: How right each answer is; None for a task without grades.
+        statistics: What the task's metrics are computed from; None for a task without grades.
     """
 
     right: Tensor
@@ -208,7 +209,7 @@ class CleanBlock(NamedTuple):
 
 
 class AttackVerifier:
-    """Classifies blocks of images under attack.
+    """Attacks blocks of images, verifies the adversarial examples and classifies them.
 
     A result depends only on the model, the seed, the attack, the block and the precision of the attacks. Adversarial
     examples are verified (inside the ball, inside [0, 1], finite) and classified by the exact model in float32,
@@ -227,8 +228,8 @@ class AttackVerifier:
         UsageError: The precision is unknown, or needs a CUDA device and the model is on the CPU.
 
     Example:
-        >>> judge = AttackVerifier(model, deat.Linf(8 / 255), seed=0)
-        >>> judge.attack_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
+        >>> verifier = AttackVerifier(model, deat.Linf(8 / 255), seed=0)
+        >>> verifier.attack_block(deat.Attack("pgd-20", steps=20), images, labels, block_index=0).correct
         [True, False, ...]
     """
 
@@ -244,7 +245,7 @@ class AttackVerifier:
     ) -> None:
         self.examples = examples
         self.model, self.threat, self.seed, self.task = CountingModel(model), threat, seed, task
-        # An answer with grades may change by less than half precision can tell.
+        # A score may change by less than half precision resolves, so that "auto" must not choose it for a task with grades.
         num_weights = 0 if task.is_graded else count_layer_weights(model)
         self.precision = choose_attack_precision(precision, device_of(model), num_weights)
         self.fast_model = self._build_fast_model(model, precision, engine)

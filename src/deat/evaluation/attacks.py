@@ -157,7 +157,7 @@ class Attack:
     ) -> Tensor:
         """The adversarial examples from one start."""
         clean, result, rows = x, delta.clone(), torch.arange(len(x), device=x.device)
-        all_y, keeps_worst = y, bool(self.freeze) and task.is_graded and self.steps > 0
+        all_y, keeps_worst = y, self.freeze is not False and task.is_graded and self.steps > 0
         lowest = x.new_full((len(x),), torch.inf)
         unfrozen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for step in range(1, self.steps + 1):
@@ -379,13 +379,13 @@ def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor, 
     return fooled.index_put((index,), is_beaten(model, images[index].detach(), y[index], task))
 
 
-def as_judged(attack: AnyAttack) -> AnyAttack:
+def as_evaluated(attack: AnyAttack) -> AnyAttack:
     """Return an attack as evaluations run it: an Attack that leaves it open stops at misclassified images."""
     if not isinstance(attack, Attack) or attack.freeze is not None:
         return attack
-    judged = copy(attack)  # not replace(): a class of the user's may be built from other arguments
-    object.__setattr__(judged, "freeze", True)
-    return judged
+    evaluated = copy(attack)  # not replace(): a class of the user's may be built from other arguments
+    object.__setattr__(evaluated, "freeze", True)
+    return evaluated
 
 
 def call_attack(
@@ -402,7 +402,7 @@ def call_attack(
     Returns:
         The adversarial examples. Of several balls' it is the one that the model is most wrong about.
     """
-    attack = as_judged(attack)
+    attack = as_evaluated(attack)
     options = {"task": task} if accepts_argument(attack, "task") else {}
     worst: Tensor | None = None
     for ball in threat.balls[:1] if is_natural(attack) else threat.balls:

@@ -34,12 +34,12 @@ class BlockEvaluator:
 
     Args:
         request: The evaluation's arguments.
-        judge: Classifies a block under an attack.
+        verifier: Attacks a block and classifies the verified examples.
         resume_log: Earlier results, to which new ones are added.
     """
 
-    def __init__(self, request: EvaluationRequest, judge: AttackVerifier, resume_log: ResumeLog) -> None:
-        self.request, self.judge, self.resume_log = request, judge, resume_log
+    def __init__(self, request: EvaluationRequest, verifier: AttackVerifier, resume_log: ResumeLog) -> None:
+        self.request, self.verifier, self.resume_log = request, verifier, resume_log
 
     def evaluate_all(
         self,
@@ -115,7 +115,7 @@ class BlockEvaluator:
         if result is None:
             progress.start_attack(stage, len(y))
             only_stage = stage if len(get_stages(attack)) > 1 else None
-            result = self.judge.attack_block(attack, x, y, number, survivors, only_stage)
+            result = self.verifier.attack_block(attack, x, y, number, survivors, only_stage)
         return {"block": number, "attack": key, "images": images_fingerprint, "result": result.as_json()}
 
     def _store_result(self, stage: AttackLike, entry: dict[str, Any], progress: EvaluationProgress) -> BlockResult:

@@ -287,7 +287,7 @@ class EvaluationRun:
 
     def _set_request(self, request: EvaluationRequest) -> None:
         self.request = request
-        self.judge = AttackVerifier(
+        self.verifier = AttackVerifier(
             request.model,
             request.threat,
             request.seed,
@@ -307,7 +307,7 @@ class EvaluationRun:
             "seed": request.seed,
             "block": request.block,
             "cascade": request.cascade,
-            "precision": self.judge.precision,
+            "precision": self.verifier.precision,
             **({} if request.threat.is_plain else {"features": request.threat.describe()}),
             **self._task_entry(),
         }
@@ -348,7 +348,7 @@ class EvaluationRun:
 
         log = self._open_resume_log(first_images)
         progress = self._make_progress(num_images)
-        results, labels = BlockEvaluator(request, self.judge, log).evaluate_all(
+        results, labels = BlockEvaluator(request, self.verifier, log).evaluate_all(
             blocks, num_images, on_progress, progress
         )
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
@@ -361,8 +361,8 @@ class EvaluationRun:
         if sample is not None:
             progress.start_checks()
             on_progress(progress)
-            probe = self._make_probe(evaluation, sample, lambda: on_progress(progress))
-            late_flags = run_extra_attacks(probe) + self._check_statefulness(copies, probe, early_flags)
+            subset = self._attacked_subset(evaluation, sample, lambda: on_progress(progress))
+            late_flags = run_extra_attacks(subset) + self._check_statefulness(copies, subset, early_flags)
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
@@ -379,7 +379,7 @@ class EvaluationRun:
             attacks,
             num_images,
             total,
-            lambda: self.judge.count_passes()[0],
+            lambda: self.verifier.count_passes()[0],
             check_passes=check_passes,
             ball=self.request.ball,
         )
@@ -394,24 +394,24 @@ class EvaluationRun:
             on_flag(flag)
         return flags
 
-    def _make_probe(
+    def _attacked_subset(
         self, evaluation: Evaluation, sample: LabeledImages, on_attack_done: Callable[[], None]
     ) -> AttackedSubset:
         """What attacks the sample in more ways."""
-        judge, (x, y) = self.judge, sample
+        verifier, (x, y) = self.verifier, sample
         rows = sample_indices(evaluation.num_images, SANITY_IMAGES)
-        model = judge.choose_attack_model(x)
+        model = verifier.choose_attack_model(x)
         threat, task = self.request.threat, self.request.task
-        return AttackedSubset(model, judge.model, threat, x, y, rows, evaluation, on_attack_done, task)
+        return AttackedSubset(model, verifier.model, threat, x, y, rows, evaluation, on_attack_done, task)
 
     def _check_statefulness(
-        self, copies: FreshCopies | None, probe: AttackedSubset, early_flags: list[Flag]
+        self, copies: FreshCopies | None, subset: AttackedSubset, early_flags: list[Flag]
     ) -> list[Flag]:
         """Flags about answers that depend on earlier questions; random ones always differ."""
         names = {flag.name for flag in early_flags}
         if copies is None or names & {"randomised", "training_mode", "not_finite"}:
             return []
-        flag = check_statefulness(probe, copies)
+        flag = check_statefulness(subset, copies)
         return [flag] if flag else []
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
@@ -429,7 +429,7 @@ class EvaluationRun:
 
     def _describe_settings(self, source: BatchSource, num_outputs: int) -> dict[str, Any]:
         """The settings of evaluation.json."""
-        request, fast_model = self.request, self.judge.fast_model
+        request, fast_model = self.request, self.verifier.fast_model
         return {
             "about": {name: anonymize_paths(value) for name, value in request.about.items()},
             "device": device_name(device_of(request.model)),
@@ -441,7 +441,7 @@ class EvaluationRun:
             "seed": request.seed,
             "block": request.block,
             "cascade": request.cascade,
-            "precision": self.judge.precision,
+            "precision": self.verifier.precision,
             "compiled": fast_model is not None and fast_model.compiled,
             "sample": request.count_images(source) < source.num_examples,
             "available": source.num_examples,

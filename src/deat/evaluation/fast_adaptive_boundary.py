@@ -18,11 +18,11 @@ from deat.utils.torch_utils import broadcast_mask
 
 OVERSHOOT = 1.05
 MAX_PULL = 0.1
-"""The largest share of a step that starts from the image itself."""
+"""The largest weight of the clean image in a step; the rest is the weight of the current example."""
 BACKWARD_STEP = 0.9
 """An example that fools the model is moved back to this share of its distance."""
 MOVED_SHARE = 0.4
-"""If fewer of the examples are moved back, the gradients of the others are taken from the pass that classified them."""
+"""With a smaller share of examples moved back, the gradients of the others come from the pass that classified them."""
 
 
 @dataclass(frozen=True)

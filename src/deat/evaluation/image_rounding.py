@@ -12,8 +12,8 @@ _SHRINK_PERCENT = range(100, 49, -1)
 def round_to_8_bits(x: Tensor, adv: Tensor, threat: ThreatModel) -> Tensor:
     """Round adversarial images to whole 255ths inside the ball and the box of a threat model.
 
-    Each perturbation is shrunk by the smallest percentage after which the nearest levels are inside. Where shrinking by
-    half is not enough, it is cut towards zero, which leaves no ball.
+    Each perturbation is scaled down until its rounded image is inside: by the smallest of the percentages tried, up to
+    50 %. Where that is not enough, each value is rounded towards the clean image, which always stays in the ball.
 
     Args:
         x: The images without attack, in whole 255ths, (B, C, H, W).
@@ -21,7 +21,7 @@ def round_to_8_bits(x: Tensor, adv: Tensor, threat: ThreatModel) -> Tensor:
         threat: The threat model.
 
     Returns:
-        Images that an 8-bit file holds exactly. One for which nothing else is inside is that of `x`.
+        Images that an 8-bit file holds exactly. Where no other image is inside, it is the one of `x`.
     """
     result, is_open = x, torch.ones(len(x), dtype=torch.bool, device=x.device)
     clean, delta = x.double(), adv.double() - x.double()

@@ -16,7 +16,7 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float]:
     """Compute Wilson's 95 % interval of a share.
 
     Args:
-        hits: How many of the images are counted.
+        hits: How many of the images count as successes.
         n: The number of images.
 
     Returns:
@@ -94,7 +94,7 @@ def one_sided_p_value(gained: int, lost: int) -> float:
         lost: Images that only the second one classifies correctly.
 
     Returns:
-        The probability that a fair coin falls on the second side at most `lost` times.
+        The probability of at most `lost` tails in `gained + lost` throws of a fair coin.
     """
     n = gained + lost
     term = total = 1

@@ -1,7 +1,7 @@
-"""The shortest way from points in [0, 1] to a hyperplane that stays in [0, 1], in each norm.
+"""The nearest points of a hyperplane that lie in [0, 1], in each norm.
 
-FAB asks for it twice in every step. No coordinate is sorted for Linf and L2: the length of the step is found by Newton's
-method, which is exact after a few rounds because the distance covered is a concave function of it with few corners.
+FAB computes them twice in every step. For Linf and L2 no coordinate is sorted: Newton's method gives the length of the
+step, which is exact after a few rounds because the distance covered is a concave function of it with few corners.
 """
 
 import torch

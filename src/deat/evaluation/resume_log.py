@@ -25,7 +25,7 @@ ResultKey = tuple[int, str]
 
 
 def resume_log_path(out: Path) -> Path:
-    """Where the resume log of an unfinished evaluation is that will be written to `out`."""
+    """Return the path of the resume log, for an evaluation that will be written to `out`."""
     return out.with_name(f".{out.stem}-rulings.jsonl")
 
 

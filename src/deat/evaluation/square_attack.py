@@ -21,7 +21,7 @@ FIRST_SHARE = 0.8
 SHARE_HALVES_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """The queries after which squares become half as large."""
 GRID = 5
-"""In L2 and L1 the first example has so many patterns along each side."""
+"""How many patterns the first example of L2 and L1 has along each side."""
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,8 @@ class RuleSet:
         Returns:
             The attack, with the differences of this rule set.
         """
-        return InnerAttack(
-            **{
-                "random_start_at_k0": self.random_start_at_k0,
-                "carries_outside_box": self.carries_outside_box,
-                **settings,
-            }
-        )
+        own = {name: getattr(self, name) for name in ("random_start_at_k0", "carries_outside_box")}
+        return InnerAttack(**{**own, **settings})
 
     def make_probe(self, *, crafts: bool, clean_branch: bool = False) -> MagnitudeProbe:
         """Build the probe of a family of methods.

@@ -28,7 +28,7 @@ class DenseLayer(nn.Module):
 
 
 class Transition(nn.Module):
-    """A 1x1 convolution and an average pool between two dense blocks, which halve channels, height and width."""
+    """The layers between two dense blocks: a 1x1 convolution halves the channels, and an average pool height and width."""
 
     def __init__(self, width_in: int) -> None:
         super().__init__()

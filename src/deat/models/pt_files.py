@@ -46,11 +46,6 @@ class PtFile(NamedTuple):
     note: str | None
 
 
-def read_pt_weights(file: Path, part: str | None = None) -> Tensors:
-    """Read the weights of a .pt file; see `read_pt_file`."""
-    return read_pt_file(file, part).tensors
-
-
 def read_pt_file(file: Path, part: str | None = None) -> PtFile:
     """Read a .pt file with torch's weights-only loader.
 

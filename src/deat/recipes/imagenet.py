@@ -1,9 +1,9 @@
 """ImageNet: M+DEAT against FREE-4 and Amata, on ResNet 50 with a perturbation that is carried from batch to batch.
 
 23 epochs of 256, learning rate 0.1 decayed at epochs 8 and 16 (M+DEAT 9 and 16, as the authors ran it), weight
-decay 1e-4, fp32, eps 4/255. FREE-4 steps by 4/255; M+DEAT by 6/255, with gamma 1.1 and 1.01 and k at most 3. The carried
-perturbation is limited by eps alone, images are clamped to [0, 1], and it steps after every pass, also at k = 0. Amata
-is not carried, and its numbers in the paper are its own authors'. l_X is measured in pixel space, not in the
+decay 1e-4, fp32, eps 4/255. FREE-4 steps by 4/255; M+DEAT by 6/255, with gamma 1.1 and 1.01 and k at most 3. The
+carried perturbation is limited by eps alone, and images are clamped to [0, 1]. It steps after every pass, also at
+k = 0. Amata carries no perturbation; the paper takes its numbers from Amata's authors. l_X is measured in pixel space, not in the
 normalised one. The last model is evaluated by PGD-10 and PGD-50 with steps of 1/255, scoring the last iterate. Other
 image folders work too: --data folder:PATH --set size=96 --set epochs=60.
 """

@@ -42,19 +42,6 @@ def render_template(name: str, **context: Any) -> str:
     return _environment().get_template(name).render(**context)
 
 
-def render_section(name: str, context: Any) -> str:
-    """Render one part of the page.
-
-    Args:
-        name: A macro of templates/sections.html.j2.
-        context: The data that the macro shows.
-
-    Returns:
-        HTML in which every text is escaped.
-    """
-    return str(getattr(_environment().get_template("sections.html.j2").module, name)(context))
-
-
 def build_content_security_policy(css: str, js: str) -> str:
     """Build a Content-Security-Policy under which only this style and script apply, and nothing is fetched."""
     return (

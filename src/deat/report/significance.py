@@ -12,18 +12,18 @@ from deat.report.run_results import ReportRow, RunResults
 
 TEST_DESCRIPTION = (
     "Each row is compared with {baseline} image by image. For every seed that both rows have, an exact McNemar test "
-    "counts the images that only one of the two classifies correctly, once for better and once for worse. Where a row "
-    "has more seeds or images than both share, the difference is over the shared ones only, and the p-value says how "
-    "many they are. Seeds share their test images, so their tests are not independent: for each direction, their "
-    "p-values are combined as twice their mean, which is valid under any dependence (a single seed's p-value is used as "
-    "it is). p is twice the smaller of the two directions' p-values, at most 1, with Holm's correction for the number "
+    "counts the images that only one of the two classifies correctly, once for better and once for worse. Only the "
+    "seeds and images that both rows have are compared; where a row has others, the p-value names their number. "
+    "Seeds share their test images, so their tests are not independent: for each direction, their p-values "
+    "are combined as twice their mean, which is valid under any dependence (a single seed's p-value is used as it is). "
+    "p is twice the smaller of the two directions' p-values, at most 1, with Holm's correction for the number "
     "of rows. A small p means that these trained networks differ by more than the choice of test images explains; how "
     "much another training seed would change is shown by the standard deviation."
 )
 DEFAULT_BASELINE = "m+deat"
 """The method that rows are compared with if one row uses it: the method of the paper."""
 SIGNIFICANCE_LEVEL = 0.05
-"""From this p-value on, two rows are statistically indistinguishable."""
+"""Two rows with this p-value or a larger one are statistically indistinguishable."""
 MAX_NAMED_ROWS = 3
 """The most rows that a sentence names before it counts the others."""
 

@@ -16,7 +16,7 @@ from deat.data.input_images import ImageFile, InputImage, list_image_files, read
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attack_registry import describe_attack, get_attack
 from deat.evaluation.attack_verifier import AttackLike, derive_block_seed
-from deat.evaluation.attacks import as_judged, call_attack, is_natural
+from deat.evaluation.attacks import as_evaluated, call_attack, is_natural
 from deat.evaluation.image_rounding import round_to_8_bits
 from deat.radius_checks import check_radius
 from deat.runs.predict import Paths, check_classifies_images, class_name, classify, find_crop_fraction
@@ -51,8 +51,8 @@ class AttackedImage:
         before: The predicted class without attack.
         after: The predicted class of the written file; None for an image that was not attacked.
         status: Whether the written image fools the network.
-        written: The file with the adversarial image, in the output folder; None for an image that is not attacked,
-            since the network is wrong about it anyway.
+        written: The file with the adversarial image, in the output folder. None for an image that the network
+            misclassifies without an attack: it is not attacked.
         distance: The norm of the written perturbation.
         probability: The probability of `after`.
         lost_to_rounding: True if the image fooled the network before its values were rounded to 8 bits, and no more.
@@ -140,8 +140,8 @@ def attack_images(
         out: The output folder. It must be new or empty, unless `overwrite`.
         attack: A name, such as "pgd-20", "apgd-ce" or "aa", or an attack.
         threat: Norm and radius, such as "linf:8/255"; by default those that the run was trained against.
-        labels: "folders" takes the name of each image's folder for its class; "predicted" attacks what the network
-            predicts; a CSV file has lines FILE,CLASS; a dict maps files or their names to classes. By default
+        labels: The class of each image. "folders": the name of its folder. "predicted": what the network predicts.
+            Or a CSV file with lines FILE,CLASS, or a dict from files or their names to classes. By default
             "folders" if every image is in a folder named after a class, and else "predicted".
         format: "png", "npy", or "auto" for png unless an image is not of 8 bits or has no 1 or 3 channels.
         seed: The seed of random draws.
@@ -164,7 +164,7 @@ def attack_images(
         >>> deat.attack_images("runs/photos", "holiday/", "attacked", threat="linf:4/255").count("fooled")
         12
     """
-    chosen = as_judged(get_attack(attack))
+    chosen = as_evaluated(get_attack(attack))
     if is_natural(chosen):
         raise UsageError("natural is no attack: it changes no image. Choose one of deat list attacks.")
     for name, value, least in (("seed", seed, 0), ("block", block, 1)):

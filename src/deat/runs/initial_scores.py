@@ -16,6 +16,7 @@ from deat.models.normalize import Normalized
 from deat.models.weights import unwrap_model
 from deat.runs.request import Run
 from deat.tasks import Classification
+from deat.tasks.classification import as_class_logits
 from deat.training.trainer import Trainer
 from deat.training.validation import Validator
 from deat.utils.torch_utils import eval_mode
@@ -132,6 +133,6 @@ def _reordered_accuracy(model: nn.Module, source: BatchSource) -> float:
 
 def _predict(model: nn.Module, source: BatchSource) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), eval_mode(model):
-        pairs = [(model(x).argmax(1), y) for x, y in source.epoch(0)]
+        pairs = [(as_class_logits(model(x)).argmax(1), y) for x, y in source.epoch(0)]
     answers, labels = zip(*pairs, strict=True)
     return torch.cat(answers), torch.cat(labels)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deat.tasks.class_labels import check_class_numbers, check_label_format
 from deat.tasks.loss_terms import kl_divergence, margin_loss, mart_regulariser
+from deat.tasks.probabilities import are_sigmoid
 from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
 from deat.tasks.task import ClassWeights, Task
 
@@ -52,6 +53,10 @@ class Classification(Task):
     def weighted_divergence(self, clean_outputs: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute KL times (1 - p_y(clean)); see `Task.weighted_divergence`."""
         return mart_regulariser(as_class_logits(clean_outputs), as_class_logits(outputs), y)
+
+    def are_probabilities(self, outputs: Tensor) -> bool:
+        """Return whether a softmax was applied, or to a single logit a sigmoid: its answer would always be class 1."""
+        return super().are_probabilities(outputs) or (outputs.numel() == len(outputs) and are_sigmoid(outputs))
 
     def for_learner(self, label_smoothing: float, class_weights: ClassWeights | None) -> Task:
         """Return the task with smoothed and weighted losses; see `Task.for_learner`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deat.errors import DataError, UsageError
 from deat.tasks.loss_terms import kl_divergence, margin_loss, mart_regulariser
+from deat.tasks.probabilities import are_sigmoid, are_softmax
 from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
 from deat.tasks.task import ClassWeights, Task, rows_of
 
@@ -128,6 +129,10 @@ class MultiLabel(Task):
         """Name the labels that are present; see `Task.describe_labels`."""
         names = [[str(name) for name, hit in zip(classes, row, strict=False) if hit] for row in (y > 0).tolist()]
         return [", ".join(row) or "none" for row in names]
+
+    def are_probabilities(self, outputs: Tensor) -> bool:
+        """Return whether a sigmoid or a softmax was applied: every label would be answered as present."""
+        return are_sigmoid(outputs) or are_softmax(outputs)
 
     def count_outputs(self, labels: Tensor) -> int:
         """Return the number of labels."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deat.errors import DataError, UsageError
 from deat.tasks.loss_terms import boosted_cross_entropy, cross_entropy
+from deat.tasks.probabilities import are_softmax
 
 ClassWeights = tuple[float, ...]
 AttackLoss = Callable[[Tensor, Tensor, float], Tensor]
@@ -349,6 +350,14 @@ class Task(ABC):
             labels: The labels, (N, ...).
         """
         return []
+
+    def are_probabilities(self, outputs: Tensor) -> bool:
+        """Return whether outputs are probabilities where the task reads logits. Default: whether a softmax was applied.
+
+        Args:
+            outputs: The network's outputs for a few examples, with their autograd graph.
+        """
+        return self.reads_logits and are_softmax(outputs)
 
     def count_outputs(self, labels: Tensor) -> int:
         """Return how many outputs (classes, labels or numbers) a network needs at least for these labels.

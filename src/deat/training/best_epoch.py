@@ -87,12 +87,12 @@ class ScoredEpoch:
 
     @property
     def robust_key(self) -> tuple[bool, float, float]:
-        """Orders epochs by robust accuracy, then by natural accuracy, those at chance before all others."""
+        """A sort key: epochs at chance first, then by robust accuracy, then by natural accuracy; the best is last."""
         return self.above_chance, _nan_as_lowest(self.robust), _nan_as_lowest(self.natural)
 
     @property
     def natural_key(self) -> tuple[bool, float, int, bool]:
-        """Orders epochs by natural accuracy, then by age, those at chance before all others."""
+        """A sort key: epochs at chance first, then by natural accuracy, then by age; the best is last."""
         return self.above_chance, _nan_as_lowest(self.natural), self.epoch, self.averaged
 
     def p_value(self, other: "ScoredEpoch") -> float | None:
@@ -197,8 +197,8 @@ class BestEpoch:
     with that one alone: both are compared with the most robust epoch so far, and of those that are indistinguishable
     from it the one with the better natural accuracy is chosen. So the choice is always indistinguishable from the most
     robust epoch of all, and cannot drift away from it by small steps. It need not have the best natural accuracy of these
-    epochs: if a later epoch is so robust that it excludes the present choice, that later epoch is taken, although an
-    epoch in between, whose weights were not stored, may be better on natural images.
+    epochs. Suppose that a later epoch is significantly more robust than the present choice. Then the later epoch is
+    chosen, even if an epoch between the two has a better natural accuracy, because its weights were not stored.
 
     An epoch whose natural accuracy is not above chance never beats one that is: a constant answer looks robust on few
     images. NaN counts as the lowest score. Without verdicts, the highest robust accuracy wins, then the natural one,

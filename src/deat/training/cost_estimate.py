@@ -144,7 +144,7 @@ def estimate_cost(trainer: Trainer, folder: Path | None = None) -> CostEstimate:
 
 
 def backprop_bounds(method: Method, schedule: Schedule, epochs: int) -> tuple[int, int]:
-    """Count the backprops of one batch position over all epochs.
+    """Count the backprops of a training with one batch an epoch, at least and at most.
 
     Args:
         method: The training method.
@@ -204,7 +204,7 @@ def measure_attack_speed(
 
 
 def _fit_line(half: tuple[int, float], whole: tuple[int, float], num_processes: int) -> LinearTime:
-    """The line through two measured times, of which no process makes more than its share."""
+    """The line through two measured times, divided by the number of processes that share the images."""
     (few, quick), (many, slow) = half, whole
     slope = min(max(0.0, (slow - quick) / max(1, many - few)), slow / many)
     return LinearTime((slow - slope * many) / num_processes, slope / num_processes)

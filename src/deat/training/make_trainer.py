@@ -101,8 +101,8 @@ def make_trainer(
     mean_std = None if has_normalization else _resolve_normalization(normalize, splits, train_data, task)
     model = add_normalization(model, *mean_std, threat.box == UNIT_BOX) if mean_std else model
     output = check_trainable(model, train_source, distributed.size, original_train, task)
-    model, outputs = return_logits(model, output), take_logits(output).detach()
-    remarks = find_output_problems(outputs, train_source.num_classes) if task.reads_logits else []
+    model = return_logits(model, output)
+    remarks = find_output_problems(take_logits(output), train_source.num_classes, task)
     remarks += get_radius_warnings(threat, method.schedule.has_adversary)
     for remark in remarks if distributed.is_main else ():
         (notify or show_as_warning)(remark)

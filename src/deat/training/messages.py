@@ -14,8 +14,8 @@ from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval
-from deat.evaluation.sanity import are_probabilities
 from deat.schedules import Schedule, ScheduleState
+from deat.tasks import CLASSIFICATION, Task
 from deat.utils.anonymize_paths import restore_user_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.text import format_eps, quote_for_shell
@@ -38,23 +38,24 @@ EARLIEST_EPOCH_TO_TELL = 4
 """How many epochs must be finished before a k that does not grow is reported."""
 
 
-def find_output_problems(outputs: Tensor, num_classes: int) -> list[str]:
+def find_output_problems(outputs: Tensor, num_classes: int, task: Task = CLASSIFICATION) -> list[str]:
     """Find problems of a network's outputs that do not prevent training.
 
     Args:
-        outputs: The outputs for a few images, images x outputs.
+        outputs: The outputs for a few images, images x outputs, with their autograd graph.
         num_classes: The number of classes of the data.
+        task: What outputs mean.
 
     Returns:
         A message for each problem.
     """
     problems = []
-    if are_probabilities(outputs):
+    if task.are_probabilities(outputs):
         problems.append(
-            "the model's outputs are probabilities: none is negative and each row sums to one. Return logits, without "
-            "the softmax: the loss applies it itself, and applied twice it hardly lets the loss fall."
+            "the model's outputs are probabilities, those of a softmax or a sigmoid. Return logits, without it: the loss "
+            "applies it itself, and applied twice it hardly lets the loss fall."
         )
-    if outputs.dim() > 1 and outputs.shape[1] > num_classes:
+    if task.reads_logits and outputs.dim() > 1 and outputs.shape[1] > num_classes:
         problems.append(
             f"the model has {outputs.shape[1]:,} outputs, and the data {num_classes:,} classes. That works, since the others "
             "learn to be never chosen, but a last layer with one output per class learns faster."

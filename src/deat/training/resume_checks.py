@@ -276,7 +276,7 @@ def check_state(name: str, state: State, trainer: Trainer) -> None:
             is_valid = False
         if not is_valid:
             value = repr(state[part])[:80] if part in state else "missing"
-            raise CheckpointError(f"{name}/state.json is not a checkpoint's: its {part} is {value}. It is not used.")
+            raise CheckpointError(f"{name}/state.json is damaged: its {part} is {value}. The checkpoint is not used.")
 
 
 def _is_count(value: Any, *_: Any) -> bool:

@@ -90,12 +90,15 @@ class Trainer:
 
     Attributes:
         epoch: The number of finished epochs.
-        step: The number of batches done in the current epoch.
+        batches_done: The number of batches done in the current epoch.
+        schedule: The method's schedule, with absolute lengths.
+        schedule_state: What the schedule remembers of the epochs so far.
+        budget: The number and the size of the attack's steps in the current epoch.
         history: The statistics of every finished epoch.
         best: The best epoch so far.
         average: The moving average of the weights; None without `config.ema`.
         engine_note: Why batches are not all recorded as CUDA graphs; empty if they are, or if that is as configured.
-        is_finished: Whether the loaded state has no epochs left to train.
+        was_loaded_finished: Whether `load_state_dict` loaded a state without epochs left to train.
         data_name: The name of the data set, such as "cifar10", if it has one.
         n_train: The number of training images that were chosen of a larger set; None for all.
         checkpointer: Saves the state after epochs and on interruption; None for no saving.
@@ -189,11 +192,8 @@ class Trainer:
             Interrupted: Training was interrupted. Its state was saved first, if there is a checkpointer.
             NumericalError: The loss or the weights are not finite, or memory ran out.
         """
-        self._stopping, self.was_loaded_finished, self._last_epoch_ended = (
-            self.was_loaded_finished,
-            False,
-            perf_counter(),
-        )
+        self._stopping, self.was_loaded_finished = self.was_loaded_finished, False
+        self._last_epoch_ended = perf_counter()
         result = None
         try:
             self._train_in_session()
@@ -321,7 +321,6 @@ class Trainer:
         self.lr_scheduler.set_step(epoch * len(self.train) + step)
         if self.distributed.is_multiprocess:
             self.game.global_batch_size = num_images_in_batch(self.train.num_examples, self.train.batch_size, step)
-
         if self._batch_indices is not None:
             self.game.batch_index = self._batch_indices(epoch, step)
 

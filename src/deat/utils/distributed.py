@@ -249,7 +249,7 @@ class Distributed:
         """
         if not self.is_multiprocess:
             return objective
-        # It is about 1x1 kernels in channels-last order, whose bytes are the same in either order.
+        # torch warns of the strides of 1x1 kernels in channels-last order, whose bytes are the same in both orders.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
         return DistributedDataParallel(objective, **_NO_BUFFER_SYNC)
 

@@ -4,7 +4,7 @@ They follow "On Evaluating Adversarial Robustness" (Carlini et al. 2019) and Aut
 differ only if they are more than 0.5 points and more than 2 images apart.
 """
 
-from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE, are_probabilities, check_before_attacks
+from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE, check_before_attacks
 from deat.evaluation.sanity.consistency import check_consistency
 from deat.evaluation.sanity.extra_attacks import AttackedSubset, estimate_check_passes, run_extra_attacks
 from deat.evaluation.sanity.flag_advice import FLAG_ADVICE, Flag, accuracy_tolerance
@@ -21,7 +21,6 @@ __all__ = [
     "Flag",
     "FreshCopies",
     "accuracy_tolerance",
-    "are_probabilities",
     "check_before_attacks",
     "check_consistency",
     "check_statefulness",

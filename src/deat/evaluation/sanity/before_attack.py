@@ -11,6 +11,7 @@ from deat.evaluation.attacks import compute_gradient
 from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.sanity.flag_advice import Flag, make_flag
 from deat.tasks import CLASSIFICATION, Task
+from deat.tasks.task import rows_of
 from deat.utils.float32_precision import exact_float32
 from deat.utils.torch_utils import eval_mode
 
@@ -47,8 +48,10 @@ def check_before_attacks(
         if batch_size > len(x):
             large_batch = _query(model, _fill_batch(x, batch_size), _fill_batch(y, batch_size), task)
         other_flags = (
-            _flag_probabilities(logits) if task.reads_logits else None,
-            None if random_outputs else _flag_batch_dependent(model, x, logits, large_batch),  # else they always differ
+            _flag_probabilities() if own_batch.are_probabilities else None,
+            None
+            if random_outputs
+            else _flag_batch_dependent(model, x, logits, large_batch),  # random ones always differ
             _flag_at_chance(logits, y, num_classes, task),
             _flag_zero_gradients(own_batch, large_batch),
             _flag_autograd_inside(model, x),
@@ -61,6 +64,7 @@ class Query(NamedTuple):
 
     outputs: Tensor
     has_no_gradient: Tensor
+    are_probabilities: bool
 
 
 def _query(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Query:
@@ -68,19 +72,12 @@ def _query(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Query:
         inputs, labels = x.clone().requires_grad_(), y.clone()  # an inference tensor cannot be differentiated
         outputs = model(inputs)
         grad = compute_gradient(task.loss(outputs, labels).sum(), inputs)
-    return Query(outputs.detach(), ~(grad.flatten(1).abs().amax(1) > 0))  # a NaN is no gradient
-
-
-def are_probabilities(logits: Tensor) -> bool:
-    """Return whether no output is negative and every row of several sums to one, as after a softmax."""
-    outputs = logits.double()
-    if outputs.dim() < 2 or outputs.shape[1] < 2:
-        return False
-    return bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-4).all())
+    has_no_gradient = ~(grad.flatten(1).abs().amax(1) > 0)  # a NaN is no gradient
+    return Query(outputs.detach(), has_no_gradient, task.are_probabilities(outputs))
 
 
 def _flag_not_finite(logits: Tensor) -> Flag | None:
-    count = int((~logits.isfinite()).flatten(1).any(1).sum())
+    count = int((~rows_of(logits).isfinite()).any(1).sum())
     if not count:
         return None
     return make_flag("not_finite", f"the outputs for {count} of {len(logits)} images are NaN or infinite")
@@ -93,10 +90,8 @@ def _flag_training_mode(model: nn.Module) -> Flag | None:
     return make_flag("training_mode", f"{', '.join(layers)} stay in training mode after model.eval()")
 
 
-def _flag_probabilities(logits: Tensor) -> Flag | None:
-    if not are_probabilities(logits):
-        return None
-    return make_flag("probabilities", "the outputs are probabilities: none is negative and each row sums to one")
+def _flag_probabilities() -> Flag:
+    return make_flag("probabilities", "the outputs are probabilities, those of a softmax or a sigmoid")
 
 
 def _flag_randomised(model: nn.Module, x: Tensor, logits: Tensor) -> Flag | None:
@@ -136,7 +131,7 @@ def _fill_batch(values: Tensor, batch_size: int) -> Tensor:
 
 def _output_differences(outputs: Tensor, others: Tensor) -> Tensor:
     """The largest difference of each image's outputs, (B,), as a share of the usual size of outputs."""
-    return (outputs - others).double().flatten(1).abs().amax(1) / _mean_magnitude(others.double())
+    return rows_of((outputs - others).double()).abs().amax(1) / _mean_magnitude(others.double())
 
 
 def count_different_outputs(outputs: Tensor, others: Tensor) -> int:

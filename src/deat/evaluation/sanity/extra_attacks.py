@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deat.evaluation.attacks import (
     Attack,
-    as_judged,
+    as_evaluated,
     attack_examples,
     exact_outputs,
     is_beaten,
@@ -35,20 +35,20 @@ SWEEP_ATTACK = Attack("pgd-10", steps=10)
 """The attack of the radius sweep, and of the check for memory."""
 
 
-def run_extra_attacks(probe: "AttackedSubset") -> list[Flag]:
+def run_extra_attacks(subset: "AttackedSubset") -> list[Flag]:
     """Attack a few images in more ways and compare the accuracies.
 
     Args:
-        probe: The images, and what attacks them. With radius 0 nothing is checked.
+        subset: The images, and what attacks them. With radius 0 nothing is checked.
 
     Returns:
         The flags raised.
     """
-    if probe.threat.eps == 0:
+    if subset.threat.eps == 0:
         return []
     checks = (_flag_not_converged, _flag_not_monotone, _flag_robust_to_anything, _flag_noise_wins)
-    with exact_float32(probe.x.device), eval_mode(probe.exact_model):
-        return [flag for check in checks if (flag := check(probe)) is not None]
+    with exact_float32(subset.x.device), eval_mode(subset.exact_model):
+        return [flag for check in checks if (flag := check(subset)) is not None]
 
 
 def estimate_check_passes(attacks: Sequence[Any]) -> int:
@@ -114,7 +114,7 @@ class AttackedSubset:
         return self._run(attack, None, 0, self.exact_model).correct
 
     def _run(self, attack: Attack, eps: float | None, seed: int, model: nn.Module) -> AttackedSample:
-        attack = as_judged(attack)
+        attack = as_evaluated(attack)
         key = attack, self.threat.eps if eps is None else eps, seed, model
         if key not in self.results_cache:
             threat = replace(self.threat, eps=key[1])
@@ -132,8 +132,8 @@ class AttackedSubset:
         return verdicts[self.rows].to(self.y.device)
 
     def correct_after_resuming(self, attack: Attack, seed: int) -> Tensor:
-        """Return the same after as many steps again."""
-        attack = as_judged(attack)
+        """Return which images are still correct after twice the attack's steps: it is run, and then continued."""
+        attack = as_evaluated(attack)
         x_adv, correct = self._run(attack, None, seed, self.model)
         is_done = is_beaten(self.model, x_adv, self.y, self.task) & bool(attack.freeze)
         rows = (~is_done).nonzero().squeeze(1)
@@ -186,7 +186,7 @@ class AttackedSubset:
 
 
 def _can_be_resumed(attack: Attack) -> bool:
-    """Whether twice an attack's steps are its own steps, made twice."""
+    """Whether an attack with twice the steps equals the attack, continued for as many steps again."""
     return attack.restarts == 1 and attack.alpha >= 1 / attack.steps
 
 
@@ -210,41 +210,41 @@ def _commonest_label_share(labels: list[int]) -> float:
     return max(Counter(labels).values()) / len(labels)
 
 
-def _flag_not_converged(probe: AttackedSubset) -> Flag | None:
-    flags = (_flag_if_doubling_helps(probe, attack) for attack in _without_shorter_runs(probe.own_attacks))
+def _flag_not_converged(subset: AttackedSubset) -> Flag | None:
+    flags = (_flag_if_doubling_helps(subset, attack) for attack in _without_shorter_runs(subset.own_attacks))
     return next((flag for flag in flags if flag is not None), None)
 
 
-def _flag_if_doubling_helps(probe: AttackedSubset, attack: Attack) -> Flag | None:
+def _flag_if_doubling_helps(subset: AttackedSubset, attack: Attack) -> Flag | None:
     steps = attack.steps
     # Two starts of the attack cost as much, so an image that a second start fools is no sign.
-    correct_from_two_starts = torch.minimum(probe.correct_from_first_start(attack), probe.correct(attack, seed=1))
+    correct_from_two_starts = torch.minimum(subset.correct_from_first_start(attack), subset.correct(attack, seed=1))
     if _can_be_resumed(attack):
-        doubled_correct = probe.correct_after_resuming(attack, seed=1)
+        doubled_correct = subset.correct_after_resuming(attack, seed=1)
     else:  # twice the steps, and long enough that half of them cross the ball's radius
         doubled = replace(attack, name=f"{attack.name} doubled", steps=2 * steps, alpha=max(attack.alpha, 1 / steps))
-        doubled_correct = probe.correct(doubled)
+        doubled_correct = subset.correct(doubled)
     accuracy, doubled_accuracy = mean_accuracy(correct_from_two_starts), mean_accuracy(doubled_correct)
-    if accuracy - doubled_accuracy <= probe.tolerance:
+    if accuracy - doubled_accuracy <= subset.tolerance:
         return None
     return make_flag(
         "not_converged",
-        f"on {len(probe.y)} images accuracy is {accuracy:.1%} under {attack.name} from two starts, and "
+        f"on {len(subset.y)} images accuracy is {accuracy:.1%} under {attack.name} from two starts, and "
         f"{doubled_accuracy:.1%} under {2 * steps} steps",
     )
 
 
-def _flag_not_monotone(probe: AttackedSubset) -> Flag | None:
-    eps, tolerance = probe.threat.eps, probe.tolerance
+def _flag_not_monotone(subset: AttackedSubset) -> Flag | None:
+    eps, tolerance = subset.threat.eps, subset.tolerance
     radii = [
         r
         for r in (0.0, eps / 2, eps, 2 * eps, 4 * eps)
-        if not isinstance(probe.threat, Linf) or not probe.threat.is_plain or r <= 1
+        if not isinstance(subset.threat, Linf) or not subset.threat.is_plain or r <= 1
     ]
     accuracies = [
-        mean_accuracy(probe.correct_under_exact_attack(SWEEP_ATTACK))
+        mean_accuracy(subset.correct_under_exact_attack(SWEEP_ATTACK))
         if r == eps  # which `check_statefulness` reads too
-        else probe.accuracy(SWEEP_ATTACK if r else NATURAL, r)
+        else subset.accuracy(SWEEP_ATTACK if r else NATURAL, r)
         for r in radii
     ]
     if not any(accuracies[i] > min(accuracies[:i]) + tolerance for i in range(1, len(radii))):
@@ -253,12 +253,12 @@ def _flag_not_monotone(probe: AttackedSubset) -> Flag | None:
     return make_flag("not_monotone", f"accuracy rises with the radius: {sweep}")
 
 
-def _flag_robust_to_anything(probe: AttackedSubset) -> Flag | None:
-    radius = probe.threat.grey_radius(probe.x[0].numel())
+def _flag_robust_to_anything(subset: AttackedSubset) -> Flag | None:
+    radius = subset.threat.grey_radius(subset.x[0].numel())
     if radius == float("inf"):  # no radius hides every example
         return None
-    accuracy, chance = probe.accuracy(Attack("pgd-20", steps=20), radius), probe.chance
-    if accuracy <= chance + probe.tolerance:
+    accuracy, chance = subset.accuracy(Attack("pgd-20", steps=20), radius), subset.chance
+    if accuracy <= chance + subset.tolerance:
         return None
     return make_flag(
         "robust_to_anything",
@@ -267,13 +267,13 @@ def _flag_robust_to_anything(probe: AttackedSubset) -> Flag | None:
     )
 
 
-def _flag_noise_wins(probe: AttackedSubset) -> Flag | None:
+def _flag_noise_wins(subset: AttackedSubset) -> Flag | None:
     noise = Attack("noise", steps=0, start="bernoulli")
-    noise_accuracy = min(probe.accuracy(noise, seed=seed) for seed in range(5))
-    longest = probe.longest_attack or Attack("pgd-20", steps=20)
-    correct = probe.correct_from_first_start(longest) if probe.longest_attack else probe.correct(longest)
+    noise_accuracy = min(subset.accuracy(noise, seed=seed) for seed in range(5))
+    longest = subset.longest_attack or Attack("pgd-20", steps=20)
+    correct = subset.correct_from_first_start(longest) if subset.longest_attack else subset.correct(longest)
     accuracy = mean_accuracy(correct)
-    if noise_accuracy + probe.tolerance >= accuracy:
+    if noise_accuracy + subset.tolerance >= accuracy:
         return None
     return make_flag(
         "noise_wins", f"accuracy is {noise_accuracy:.1%} under random signs, below {accuracy:.1%} under {longest.name}"

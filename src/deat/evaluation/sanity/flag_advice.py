@@ -11,7 +11,7 @@ FLAG_ADVICE = {
     "training_mode": (
         "Make model.eval() reach every layer: in training mode outputs depend on the batch or on random numbers."
     ),
-    "probabilities": "Return logits: with a softmax before the loss, gradient attacks get almost no gradient.",
+    "probabilities": "Return logits: with a softmax or a sigmoid before the loss, gradient attacks get almost no gradient.",
     "randomised": (
         "Switch dropout and noise off, or average over them inside the model: single random outputs mislead attacks."
     ),

@@ -41,17 +41,17 @@ def copy_before_queries(model: nn.Module) -> FreshCopies | None:
         return None
 
 
-def check_statefulness(probe: AttackedSubset, copies: FreshCopies) -> Flag | None:
+def check_statefulness(subset: AttackedSubset, copies: FreshCopies) -> Flag | None:
     """Compare a model after all attacks with copies that had no queries.
 
     Args:
-        probe: Images from all over the data, and the model after all attacks.
+        subset: Images from all over the data, and the model after all attacks.
         copies: Its copies.
 
     Returns:
         The flag `remembers`, or None.
     """
-    model, x = probe.exact_model, probe.x
+    model, x = subset.exact_model, subset.x
     with exact_float32(x.device), eval_mode(model):
         with torch.no_grad():
             fresh = copies(x)
@@ -62,13 +62,13 @@ def check_statefulness(probe: AttackedSubset, copies: FreshCopies) -> Flag | Non
                 f"after the attacks the outputs for {max(counts)} of {len(x)} images differ from those of a copy of the "
                 "model without earlier queries",
             )
-        return _flag_if_attack_works_on_copies(probe, copies) if probe.threat.eps else None
+        return _flag_if_attack_works_on_copies(subset, copies) if subset.threat.eps else None
 
 
-def _flag_if_attack_works_on_copies(probe: AttackedSubset, copies: FreshCopies) -> Flag | None:
-    x, y, generator = probe.x, probe.y, torch.Generator(probe.x.device).manual_seed(0)
-    right = correct_under_attack(copies, x, y, SWEEP_ATTACK, probe.threat, generator, probe.task)
-    plain, fresh = map(mean_accuracy, (probe.correct_under_exact_attack(SWEEP_ATTACK), right))
+def _flag_if_attack_works_on_copies(subset: AttackedSubset, copies: FreshCopies) -> Flag | None:
+    x, y, generator = subset.x, subset.y, torch.Generator(subset.x.device).manual_seed(0)
+    right = correct_under_attack(copies, x, y, SWEEP_ATTACK, subset.threat, generator, subset.task)
+    plain, fresh = map(mean_accuracy, (subset.correct_under_exact_attack(SWEEP_ATTACK), right))
     if plain - fresh <= accuracy_tolerance(len(y)):
         return None
     return make_flag(
