@@ -34,8 +34,7 @@ $(VENV)/.ray: $(STAMP)
 	touch $@
 
 # About 510 MB: tensorboard 54, wandb 75, lightning 36, accelerate 20, transformers 150, datasets 180. MLflow (about
-# 460 MB) and
-# Trackio (which needs Pillow 12) are not among them: where they are installed by hand, their tests run too.
+# 460 MB) and Trackio (which needs Pillow 12) are not among them: where they are installed by hand, their tests run too.
 $(VENV)/.integrations: $(STAMP)
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[integrations]"
 	touch $@
