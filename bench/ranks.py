@@ -50,16 +50,21 @@ CASES = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "ranks.json", help="the JSON file; its page goes beside it"
+    )
+    parser.add_argument("--networks", nargs="+", default=[case.network for case in CASES])
+    args = parser.parse_args()
+    rounds, cases = args.rounds, [case for case in CASES if case.network in args.networks]
     ranks = Distributed.initialize("cpu")
     if ranks.is_multiprocess:
-        found = [measure(case, ranks, rounds) for case in CASES]
+        found = [measure(case, ranks, rounds) for case in cases]
         if ranks.is_main:
             record = {**about(ranks, rounds), "cases": found}
-            (RESULTS / "ranks.json").write_text(json.dumps(record, indent=2) + "\n")
+            args.out.write_text(json.dumps(record, indent=2) + "\n")
     if ranks.is_main:
-        record = json.loads((RESULTS / "ranks.json").read_text())
-        (RESULTS / "ranks.md").write_text(render(record))
+        record = json.loads(args.out.read_text())
+        args.out.with_suffix(".md").write_text(render(record))
     exit_if_distributed()
 
 

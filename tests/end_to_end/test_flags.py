@@ -13,8 +13,8 @@ from deat.cli.evaluate import EvaluateCommand
 from deat.cli.flag_types import FLAG_BY_SYNONYM, SYNONYMS_BY_FLAG, check_flag_names
 from deat.cli.import_export import ExportCommand, ImportCommand
 from deat.cli.list import ListCommand
-from deat.cli.main import COMMANDS as COMMAND_TYPES
-from deat.cli.main import main
+from deat.cli.main import COMMANDS as COMMAND_NAMES
+from deat.cli.main import load_command, main
 from deat.cli.predict_and_attack import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
@@ -99,13 +99,15 @@ def test_a_name_is_not_guessed_for_a_command_that_has_no_such_flag(capsys: Any) 
 
 
 def test_every_flag_in_the_help_is_known_under_either_spelling(capsys: Any) -> None:
-    for command, kind in COMMAND_TYPES.items():
+    for command in COMMAND_NAMES:
         with pytest.raises(SystemExit):
             main([command, "--help"])
         flags = set(re.findall(r"(?<= )--[a-z][\w-]*(?= )", capsys.readouterr().out))
         assert len(flags) > 1, command
         for flag in flags:
-            check_flag_names(command, kind, [flag, f"{flag}=1", flag.replace("-", "_").replace("__", "--")])
+            check_flag_names(
+                command, load_command(command), [flag, f"{flag}=1", flag.replace("-", "_").replace("__", "--")]
+            )
 
 
 def test_what_follows_two_dashes_is_no_flag() -> None:
@@ -119,10 +121,10 @@ def test_an_unknown_command_is_named_with_those_there_are(rest: list[str], capsy
     assert output.out == ""
     assert "unknown command 'evalute'" in output.err
     assert "'evaluate'" in output.err.partition("Known")[0]
-    assert all(command in output.err.partition("Known")[2] for command in COMMAND_TYPES)
+    assert all(command in output.err.partition("Known")[2] for command in COMMAND_NAMES)
 
 
-@pytest.mark.parametrize("command", ["", *COMMAND_TYPES])
+@pytest.mark.parametrize("command", ["", *COMMAND_NAMES])
 def test_help_is_printed_and_is_no_error(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--help"])
@@ -130,6 +132,15 @@ def test_help_is_printed_and_is_no_error(command: str, capsys: Any) -> None:
     output = capsys.readouterr()
     assert output.out.startswith(f"usage: deat {command}".strip())
     assert output.err == ""
+
+
+def test_the_overview_describes_each_command_by_its_class(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    overview = " ".join(re.sub(r"[│•╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    for command in COMMAND_NAMES:
+        summary = (load_command(command).__doc__ or "").partition(". ")[0]
+        assert f"{command} {' '.join(summary.split())}" in overview
 
 
 COMMANDS: dict[type[Any], list[str]] = {

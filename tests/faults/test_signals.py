@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT save and leave with 75; a second one leaves at once; nothing that was saved is damaged."""
 
+import importlib
 import json
 import os
 import shutil
@@ -299,10 +300,12 @@ def test_signal_before_a_run_is_resumed_says_that_it_resumes(number, whole, monk
 
 @pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("step", ["check_flag_names", "subcommand_cli_from_dict"])
-def test_signal_while_the_command_line_is_parsed_has_the_command_s_own_status(step, number, whole, monkeypatch, capsys):
-    import deat.cli.main as command_line
-
+@pytest.mark.parametrize(
+    ("module", "step"), [("deat.cli.flag_types", "check_flag_names"), ("tyro.extras", "subcommand_cli_from_dict")]
+)
+def test_signal_while_the_command_line_is_parsed_has_the_command_s_own_status(
+    module, step, number, whole, monkeypatch, capsys
+):
     shutil.copytree(whole, "run")
     messages = {75: "the same command", 130: "no run to resume"}
     for argv, status in (
@@ -313,20 +316,20 @@ def test_signal_while_the_command_line_is_parsed_has_the_command_s_own_status(st
         (["list", "data"], 130),
     ):
         with monkeypatch.context() as patch:
-            send_after(patch, command_line, step, 1, number)
+            send_after(patch, importlib.import_module(module), step, 1, number)
             assert main(argv) == status, argv
         assert messages[status] in capsys.readouterr().err
     assert [signal.getsignal(n) for n in SIGNALS] == USUAL
 
 
 def test_signal_while_a_mistaken_command_line_is_parsed_says_that_there_is_no_run(monkeypatch, capsys):
-    import deat.cli.main as command_line
+    import deat.cli.flag_types as flag_types
 
     def reject(*args, **options):
         os.kill(os.getpid(), signal.SIGTERM)
         raise UsageError("unknown option")
 
-    monkeypatch.setattr(command_line, "check_flag_names", reject)
+    monkeypatch.setattr(flag_types, "check_flag_names", reject)
     assert main(["resume", "run"]) == 130
     assert "no run to resume" in capsys.readouterr().err
     assert [signal.getsignal(n) for n in SIGNALS] == USUAL

@@ -72,8 +72,10 @@ def _warm_up() -> None:
     import torch
 
     import deat
-    import deat.cli.main
+    from deat.cli.main import COMMANDS, load_command
 
+    for command in COMMANDS:
+        load_command(command)
     torch.set_num_threads(1)
     torch.cuda.is_available = lambda: False
     digits = deat.load_data("digits")

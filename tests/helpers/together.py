@@ -18,7 +18,7 @@ from deat.cli.exit_handling import exit_if_distributed
 from deat.cli.main import main
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "deat.cli.main"])  # DDP imports dynamo
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "deat.cli.train", "deat.cli.main"])  # DDP imports dynamo
 
 _KEPT: list[dist.TCPStore] = []
 

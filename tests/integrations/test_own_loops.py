@@ -264,6 +264,64 @@ def test_a_lightning_module_trains_with_a_method_and_resumes_with_the_same_bits(
 
 
 @installed("lightning")
+@pytest.mark.parametrize("form", ["dict", "lists", "monitor beside the scheduler"])
+def test_a_plateau_scheduler_and_the_best_checkpoint_follow_accuracy_under_attack(form: str, tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Plateau(lit_module()):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.save_hyperparameters()
+
+    def configure(module: Any) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+        best_is_high = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, mode="max", factor=0.5, patience=0, threshold=9
+        )
+        about = {"scheduler": best_is_high, "monitor": "val_robust", "strict": True}
+        return {
+            "dict": {"optimizer": optimizer, "lr_scheduler": about},
+            "lists": ([optimizer], [about]),
+            "monitor beside the scheduler": {
+                "optimizer": optimizer, "lr_scheduler": best_is_high, "monitor": "val_robust",
+            },
+        }[form]  # fmt: skip
+
+    Plateau.__mro__[3].configure_optimizers = configure
+    validation = DataLoader(TensorDataset(IMAGES[:50], LABELS[:50]), batch_size=50)
+    best = ModelCheckpoint(tmp_path, monitor="val_robust", mode="max", save_top_k=-1)
+    trainer = lit_trainer(tmp_path, 2, callbacks=[best])
+    module = Plateau(method="u-fgsm", threat=THREAT, val_attack="pgd-1")
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "error", message="The lr scheduler dict"
+        )  # deat does what Lightning leaves to the module
+        trainer.fit(module, Loader(), validation)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.025), "no epoch is nine times as good"
+    assert len(best.best_k_models) == 2
+    again = Plateau(method="u-fgsm", threat=THREAT, val_attack="pgd-1")
+    first = min(best.best_k_models)  # saved after validation, before the end of the first epoch
+    lit_trainer(tmp_path / "again", 2).fit(again, Loader(), validation, ckpt_path=first)
+    assert again._saved_step["history"] == module._saved_step["history"]
+    loaded = Plateau.load_from_checkpoint(max(best.best_k_models))
+    assert loaded.adversary["method"].name == deat.get_method("u-fgsm").name
+    assert_same(loaded, module)
+
+
+@installed("lightning")
+def test_a_plateau_scheduler_without_a_metric_is_refused_with_the_metrics_there_are(tmp_path: Path) -> None:
+    module = lit_module()(method="u-fgsm", threat=THREAT, val_attack="none")
+
+    def configure(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
+
+    type(module).__mro__[2].configure_optimizers = configure
+    with pytest.raises(UsageError, match=r"monitors None.*train_loss"):
+        lit_trainer(tmp_path, 1).fit(module, Loader())
+
+
+@installed("lightning")
 def test_lightning_in_bf16_and_a_craft_method(tmp_path: Path) -> None:
     module = lit_module()(method="u-fgsm", threat=THREAT, val_attack="none")
     trainer = lit_trainer(tmp_path, 2, precision="bf16-mixed")
@@ -302,16 +360,19 @@ def lightning_loops(distributed: deat.Distributed, folder: str) -> Any:
     from deat.integrations.lightning import make_fabric_step
 
     shares = [(x[distributed.rank :: 2], y[distributed.rank :: 2]) for x, y in BATCHES]
-    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
-    fabric.launch()
-    net, optimizer = make()
-    model, optimizer = fabric.setup(net, optimizer)
-    step = make_fabric_step(fabric, model, optimizer, method="m+deat", threat=THREAT, epochs=2)
-    for _ in range(2):
-        for x, y in shares:
-            step(x, y)
-        record = step.end_epoch()
-    found = [record.loss, record.magnitude, float(record.examples), *(float(p.sum()) for p in net.parameters())]
+    found = []
+    for precision in ("32-true", "bf16-mixed"):
+        fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", precision=precision)
+        fabric.launch()
+        net, optimizer = make()
+        model, optimizer = fabric.setup(net, optimizer)
+        step = make_fabric_step(fabric, model, optimizer, method="m+deat", threat=THREAT, epochs=2)
+        for _ in range(2):
+            for x, y in shares:
+                step(x, y)
+            record = step.end_epoch()
+        sums = [float(p.sum()) for p in net.parameters()]
+        found.append([record.loss, record.magnitude, float(record.examples), *sums])
     module = lit_module()(method="m+deat", threat=THREAT, val_attack="none")
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     trainer = lit_trainer(Path(folder), 2, devices=2, strategy="ddp", use_distributed_sampler=False)
@@ -324,9 +385,12 @@ def lightning_loops(distributed: deat.Distributed, folder: str) -> Any:
 @installed("lightning")
 def test_two_processes_with_fabric_and_lightning_train_as_with_ddp(tmp_path: Path) -> None:
     expected = together(ddp_loop)[0]
-    for fabric, lit in together(lightning_loops, str(tmp_path)):
-        assert fabric == expected
-        assert lit == expected
+    first, second = together(lightning_loops, str(tmp_path))
+    assert first == second
+    (exact, mixed), lit = first
+    assert exact == lit == expected
+    assert mixed != expected
+    assert mixed[0] == pytest.approx(expected[0], rel=0.1)
 
 
 @pytest.fixture
@@ -383,28 +447,37 @@ def accelerate_loop(distributed: deat.Distributed) -> Any:
     os.environ["ACCELERATE_USE_CPU"] = "true"
     make_torchvision_importable()
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     from deat.integrations.accelerate import make_accelerate_step
 
     warnings.simplefilter("ignore")
-    accelerator = Accelerator(cpu=True)
-    net, optimizer = make()
-    model, optimizer, loader = accelerator.prepare(net, optimizer, Loader(batch_size=32))
-    step = make_accelerate_step(accelerator, model, optimizer, method="m+deat", threat=THREAT, epochs=2)
-    for _ in range(2):
-        for x, y in loader:
-            step(x, y)
-        record = step.end_epoch()
-    sums = [float(p.sum()) for p in net.parameters()]
-    return [type(model).__name__, accelerator.num_processes, record.loss, record.examples, sums]
+    found = []
+    for precision in ("no", "bf16"):
+        AcceleratorState._reset_state()
+        accelerator = Accelerator(cpu=True, mixed_precision=precision)
+        net, optimizer = make()
+        model, optimizer, loader = accelerator.prepare(net, optimizer, Loader(batch_size=32))
+        step = make_accelerate_step(accelerator, model, optimizer, method="m+deat", threat=THREAT, epochs=2)
+        for _ in range(2):
+            for x, y in loader:
+                step(x, y)
+            record = step.end_epoch()
+        sums = [float(p.sum()) for p in net.parameters()]
+        about = (type(model).__name__, accelerator.num_processes, accelerator.mixed_precision)
+        found.append([about, record.loss, record.examples, sums])
+    return found
 
 
 @installed("accelerate")
 def test_two_processes_with_accelerate_share_gradients_and_sums() -> None:
     first, second = together(accelerate_loop)
-    assert first[:2] == ["DistributedDataParallel", 2]
     assert first == second
-    assert first[3] == len(IMAGES)
+    exact, mixed = first
+    assert [about for about, *_ in first] == [("DistributedDataParallel", 2, precision) for precision in ("no", "bf16")]
+    assert exact[2] == mixed[2] == len(IMAGES)
+    assert mixed[1] != exact[1]
+    assert mixed[1] == pytest.approx(exact[1], rel=0.1)
 
 
 def tiny_vit() -> Any:
@@ -459,6 +532,33 @@ def test_the_trainer_of_transformers_trains_resumes_and_evaluates_under_attack(t
     assert_same(other.model, trainer.model)
 
 
+def transformers_loop(distributed: deat.Distributed, folder: str) -> Any:
+    warnings.simplefilter("ignore")
+    make_torchvision_importable()
+    trainer = hf_trainer(Path(folder), bf16=True)
+    trainer.train()
+    scores = trainer.evaluate_under_attack(attack="pgd-2")
+    last, sums = trainer._step.history[-1], [float(p.detach().sum()) for p in trainer.model.parameters()]
+    about = (trainer.args.world_size, trainer.accelerator.mixed_precision)
+    return about, last.examples, last.loss, scores["eval_robust_accuracy"], sums
+
+
+@installed("transformers", "accelerate")
+def test_two_processes_with_transformers_in_mixed_precision_share_gradients_and_sums(tmp_path: Path) -> None:
+    first, second = together(transformers_loop, str(tmp_path))
+    assert first == second
+    about, examples, *_ = first
+    assert about == (2, "bf16")
+    assert examples == len(IMAGES) + 64, "the Trainer fills the last batch of both processes"
+
+
+@installed("transformers", "accelerate")
+@pytest.mark.usefixtures("_fresh_accelerate")
+def test_a_loss_of_the_trainer_that_no_method_would_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"label_smoothing_factor=0\.1 would be ignored"):
+        hf_trainer(tmp_path, label_smoothing_factor=0.1)
+
+
 @installed("transformers", "accelerate")
 @pytest.mark.usefixtures("_fresh_accelerate")
 def test_a_vit_of_transformers_is_fitted_and_evaluated_as_it_is() -> None:
@@ -471,24 +571,35 @@ def test_a_vit_of_transformers_is_fitted_and_evaluated_as_it_is() -> None:
 
 
 @installed("timm", "torchvision")
-def test_a_timm_loop_keeps_its_optimizer_clipping_and_scheduler() -> None:
+def test_a_timm_loop_keeps_its_optimizer_clipping_scheduler_validation_and_averaged_weights() -> None:
     import timm
     from timm.optim import create_optimizer_v2
     from timm.scheduler import CosineLRScheduler
-    from timm.utils import dispatch_clip_grad
+    from timm.utils import ModelEmaV2, accuracy, dispatch_clip_grad
 
     torch.manual_seed(0)
     model = timm.create_model("resnet10t", num_classes=10, in_chans=1)
     optimizer = create_optimizer_v2(model, opt="momentum", lr=0.02)
+    model = deat.add_normalization(model, [0.3], [0.25])
+    averaged = ModelEmaV2(model, decay=0.5)
     scheduler = CosineLRScheduler(optimizer, t_initial=2)
     step = deat.AdversarialStep(model, optimizer, method="u-fgsm", threat=THREAT, epochs=2, leaves_last_update=True)
+    batches = [(nn.functional.interpolate(x, size=32), y) for x, y in BATCHES]
     for epoch in range(2):
-        for x, y in BATCHES:
-            result = step(nn.functional.interpolate(x, size=32), y)
+        model.train()
+        for x, y in batches:
+            result = step(x, y)
             dispatch_clip_grad(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            averaged.update(model)
         step.end_epoch()
         scheduler.step(epoch + 1)
     assert result.loss.isfinite()
     assert [record.examples for record in step.history] == [len(IMAGES)] * 2
+    x, y = batches[0]
+    for network in (model.eval(), averaged.module.eval()):
+        evaluated = deat.evaluate(network, (x, y), threat=THREAT, attacks="natural", sanity=False, progress=False)
+        with torch.no_grad():
+            validated = accuracy(network(x), y)[0]
+        assert float(validated) == pytest.approx(100 * evaluated.accuracy["natural"])

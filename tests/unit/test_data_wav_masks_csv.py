@@ -1,6 +1,7 @@
 """Wav folders, folders of images and masks, and tables: what is read, and what is refused."""
 
 import csv
+import json
 import wave
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 
 import deat
+from deat.cli.main import main
 from deat.errors import DataError, UsageError
 from deat.report.model_card import render_model_card
 
@@ -206,7 +208,6 @@ def test_what_belongs_to_other_data_is_refused(tmp_path):
 
 
 def test_a_table_is_trained_and_evaluated_by_the_commands(tmp_path, capsys):
-    from deat.cli.main import main
 
     rows = [(i % 17, ("Ulm", "Bonn")[i % 2], (i * 7) % 13, 3.0 * (i % 17) + (i * 7) % 13) for i in range(120)]
     spec = table(tmp_path / "t.csv", rows)
@@ -230,3 +231,31 @@ def test_a_table_is_trained_and_evaluated_by_the_commands(tmp_path, capsys):
         assert says in card
     for is_untrue in ("deat predict", "natural,aa", "images in [0, 1], shape", "calibrated"):
         assert is_untrue not in card
+
+
+def test_another_table_is_read_as_the_one_that_a_network_was_trained_on(tmp_path, capsys):
+    rows = [f"{i % 7},{'left' if i % 3 else 'right'},{i % 11}.5" for i in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["size,side,dose", *rows]))
+    other = [f"{900 + i}.5,left,{i % 7 * 10}" for i in range(20)]  # other columns' order, categories, units
+    (tmp_path / "b.csv").write_text("\n".join(["dose,side,size", *other]))
+    first = deat.load_data(f"csv:{tmp_path / 'a.csv'}", target="dose")
+    again = deat.load_data(f"csv:{tmp_path / 'b.csv'}", target="dose", table=first.table)
+    mean, deviation = first.table.target
+    assert set(again.train.images[:, 2].tolist()) == {0.0}  # never right, which still has its column
+    assert again.scale == first.scale
+    doses = again.train.labels.double() * deviation + mean
+    assert doses.min() >= 900 - 0.01
+
+    run = str(tmp_path / "run")
+    options = ["--method", "natural", "--epochs", "1", "--batch-size", "16", "--out", run, "--baseline", "no"]
+    assert main(["train", "--data", f"csv:{tmp_path / 'a.csv'}", "--target", "dose", *options]) == 0
+    evaluate = ["evaluate", run, "--attacks", "natural", "--data"]
+    assert main([*evaluate, f"csv:{tmp_path / 'b.csv'}"]) == 0
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["metrics"]["natural"]["MAE"] > 100
+    (tmp_path / "c.csv").write_text((tmp_path / "b.csv").read_text().replace("left", "top"))
+    capsys.readouterr()
+    assert main([*evaluate, f"csv:{tmp_path / 'c.csv'}"]) != 0
+    assert "'top'" in capsys.readouterr().err
+    (tmp_path / "d.csv").write_text((tmp_path / "b.csv").read_text().replace("size", "width"))
+    assert main([*evaluate, f"csv:{tmp_path / 'd.csv'}"]) != 0
+    assert "width added" in capsys.readouterr().err

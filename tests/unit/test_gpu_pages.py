@@ -21,7 +21,6 @@ from helpers.nets import conv_net
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    "cpu": "cpu_page",
     "evaluation": "evaluation_page",
     "fast": "gpu_fast",
     "killloop": "killloop",

@@ -182,6 +182,13 @@ def test_importing_deat_and_building_a_network_load_nothing_they_do_not_need():
     assert (found.stdout, found.stderr) == ("[]\n", "")
 
 
+def test_the_overview_of_commands_does_not_load_torch():
+    code = "import sys\nfrom deat.cli.main import main\ntry:\n    main(['--help'])\nfinally:\n    print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.startswith("usage: deat")
+    assert found.stdout.splitlines()[-1] == "False"
+
+
 LISTING_AND_TRAINING = """import sys, deat
 from deat.cli.main import main
 main(["list", "methods"])

@@ -28,7 +28,7 @@ from deat.training.data_split import open_source
 from deat.training.epoch_records import EpochStats, append_record, read_history
 from deat.training.model_checks import log10_lipschitz
 from deat.training.validation import read_labels
-from deat.utils.seeding import RandomStreams
+from deat.utils.seeding import RandomStreams, derive_seed
 from helpers.games import THREATS, trainer_of
 from helpers.nets import CLASSES, SIDE, Items, conv_net, images, learnable, same, seeded, weights
 from helpers.validation import PLACE, one_after_the_other
@@ -557,6 +557,15 @@ def test_every_draw_is_a_function_of_seed_stream_epoch_and_step():
     first, again = [draws(*place) for place in places], [draws(*place) for place in places]
     assert first == again
     assert len({number for pair in first for number in pair}) == 2 * len(places)
+
+
+def test_a_network_on_a_cpu_draws_as_after_manual_seed():
+    streams = RandomStreams(3, torch.Generator())
+    with streams.isolated_rng(torch.device("cpu")):
+        streams.seek(1, 2)
+        found = torch.rand(4)
+        torch.manual_seed(derive_seed(3, "dropout", 1, 2))
+        assert torch.equal(found, torch.rand(4))
 
 
 class Wrong(nn.Module):

@@ -1,44 +1,41 @@
-"""The command line: one class for each command."""
+"""The command line: one class for each command, which is imported when the command is given."""
 
+import ast
+import inspect
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, make_dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tyro.conf import FlagCreatePairsOff
-from tyro.extras import subcommand_cli_from_dict
-
-from deat.cli.bench import BenchCommand
-from deat.cli.evaluate import EvaluateCommand
-from deat.cli.exit_handling import Command, prepare_standard_streams, run_to_exit_status, short_warnings
-from deat.cli.flag_types import check_flag_names
-from deat.cli.import_export import ExportCommand, ImportCommand
-from deat.cli.list import ListCommand
-from deat.cli.predict_and_attack import AttackCommand, PredictCommand
-from deat.cli.report import ReportCommand
-from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
-from deat.cli.train import ResumeCommand, TrainCommand
-from deat.cli.watch_server import WatchCommand
 from deat.errors import unknown_name_error
+from deat.utils.standard_streams import prepare_standard_streams
 from deat.version import VERSION
 
-COMMANDS: dict[str, type[Command]] = {
-    "train": TrainCommand,
-    "resume": ResumeCommand,
-    "evaluate": EvaluateCommand,
-    "bench": BenchCommand,
-    "report": ReportCommand,
-    "watch": WatchCommand,
-    "predict": PredictCommand,
-    "attack": AttackCommand,
-    "card": CardCommand,
-    "push": PushCommand,
-    "pull": PullCommand,
-    "claim": ClaimCommand,
-    "import": ImportCommand,
-    "export": ExportCommand,
-    "list": ListCommand,
+if TYPE_CHECKING:
+    from deat.cli.exit_handling import Command
+
+COMMANDS = {
+    "train": "deat.cli.train:TrainCommand",
+    "resume": "deat.cli.train:ResumeCommand",
+    "evaluate": "deat.cli.evaluate:EvaluateCommand",
+    "bench": "deat.cli.bench:BenchCommand",
+    "report": "deat.cli.report:ReportCommand",
+    "watch": "deat.cli.watch_server:WatchCommand",
+    "predict": "deat.cli.predict_and_attack:PredictCommand",
+    "attack": "deat.cli.predict_and_attack:AttackCommand",
+    "card": "deat.cli.share:CardCommand",
+    "push": "deat.cli.share:PushCommand",
+    "pull": "deat.cli.share:PullCommand",
+    "claim": "deat.cli.share:ClaimCommand",
+    "import": "deat.cli.import_export:ImportCommand",
+    "export": "deat.cli.import_export:ExportCommand",
+    "list": "deat.cli.list:ListCommand",
 }
+"""The module and the class of each command."""
+HELP_FLAGS = ("-h", "--help")
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,17 @@ class VersionCommand:
         """Print the version."""
         print(f"deat {VERSION}")
         return 0
+
+
+def load_command(name: str) -> "type[Command]":
+    """Import a command's class.
+
+    Args:
+        name: The command's name, such as "train".
+    """
+    module, _, class_name = COMMANDS[name].partition(":")
+    command: type[Command] = getattr(import_module(module), class_name)
+    return command
 
 
 def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> int:
@@ -73,6 +81,10 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
     """
     args = list(sys.argv[1:] if argv is None else argv)
     prepare_standard_streams()
+    if len(args) == 1 and args[0] in HELP_FLAGS:
+        _parse(args)
+    from deat.cli.exit_handling import run_to_exit_status, short_warnings  # needs torch, which takes long to import
+
     with short_warnings():
         return run_to_exit_status(lambda: parse_command(args), ends_process=ends_process)
 
@@ -82,7 +94,7 @@ def run_process() -> int:
     return main(ends_process=True)
 
 
-def parse_command(argv: Sequence[str]) -> Command:
+def parse_command(argv: Sequence[str]) -> "Command":
     """Parse the command line into a command.
 
     Args:
@@ -100,5 +112,34 @@ def parse_command(argv: Sequence[str]) -> Command:
     if argv and not argv[0].startswith("-"):
         if argv[0] not in COMMANDS:
             raise unknown_name_error("command", argv[0], COMMANDS)
-        check_flag_names(argv[0], COMMANDS[argv[0]], argv[1:])
-    return subcommand_cli_from_dict({**COMMANDS}, prog="deat", args=argv, config=(FlagCreatePairsOff,))
+        from deat.cli.flag_types import check_flag_names
+
+        check_flag_names(argv[0], load_command(argv[0]), argv[1:])
+    command: Command = _parse(argv)
+    return command
+
+
+def _parse(argv: Sequence[str]) -> Any:
+    """Parse the command line; only the given command is imported, the others have their descriptions."""
+    from tyro.conf import FlagCreatePairsOff
+    from tyro.extras import subcommand_cli_from_dict
+
+    name = argv[0] if argv else None
+    commands = {each: load_command(each) if each == name else _describe_command(each) for each in COMMANDS}
+    return subcommand_cli_from_dict({**commands}, prog="deat", args=argv, config=(FlagCreatePairsOff,))
+
+
+def _describe_command(name: str) -> type[Any]:
+    """Make a class without flags that has the description of a command, which is read from its source."""
+    module, _, class_name = COMMANDS[name].partition(":")
+    spec = find_spec(module)
+    try:
+        tree = ast.parse(Path(spec.origin or "").read_bytes()) if spec else ast.Module([], [])
+    except OSError:  # installed without its sources
+        return load_command(name)
+    docstrings = [
+        ast.get_docstring(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name
+    ]
+    stub = make_dataclass(class_name, [])
+    stub.__doc__ = inspect.cleandoc(docstrings[0] or "")
+    return stub

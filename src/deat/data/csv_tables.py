@@ -3,9 +3,10 @@
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,21 +28,57 @@ _MISSING = {"nan", "na", "n/a", "null", "none", "inf", "-inf", "?", "-"}
 
 
 @dataclass(frozen=True)
+class TableEncoding:
+    """How the columns of a table became numbers, so that the rows of another one are read in the same way.
+
+    Args:
+        columns: The name of each column but the target, and its categories; None for a column of numbers.
+        scale: The deviation of each feature on the training rows; 1 for categories and constants.
+        mutable: Whether each feature can change; False for categories.
+        classes: The classes of the target; the target's name for a regression.
+        target: Mean and deviation of the targets of a regression on the training rows; None for classes.
+    """
+
+    columns: tuple[tuple[str, tuple[str, ...] | None], ...]
+    scale: tuple[float, ...]
+    mutable: tuple[bool, ...]
+    classes: tuple[str, ...]
+    target: tuple[float, float] | None = None
+
+    @classmethod
+    def from_record(cls, record: Any) -> "TableEncoding":
+        """Build the encoding of a record, which has what `dataclasses.asdict` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: The record is damaged.
+        """
+        return cls(
+            columns=tuple(
+                (str(name), None if values is None else tuple(map(str, values))) for name, values in record["columns"]
+            ),
+            scale=tuple(map(float, record["scale"])),
+            mutable=tuple(map(bool, record["mutable"])),
+            classes=tuple(map(str, record["classes"])),
+            target=None if record["target"] is None else (float(record["target"][0]), float(record["target"][1])),
+        )
+
+
+@dataclass(frozen=True)
 class Table:
     """A table as tensors.
 
     Attributes:
         splits: The rows of "train" and "test".
-        scale: The deviation of each feature on the training rows; 1 for categories and constants.
-        mutable: Whether each feature can change; False for categories.
+        encoding: How its columns became numbers.
     """
 
     splits: dict[str, ImageSet]
-    scale: tuple[float, ...]
-    mutable: tuple[bool, ...]
+    encoding: TableEncoding
 
 
-def read_table(path: Path, target: str | None, task: Task | None = None) -> Table:
+def read_table(
+    path: Path, target: str | None, task: Task | None = None, encoding: TableEncoding | None = None
+) -> Table:
     """Read a table.
 
     Args:
@@ -50,13 +87,16 @@ def read_table(path: Path, target: str | None, task: Task | None = None) -> Tabl
         target: The column to predict.
         task: Classification or regression. By default classification if the target is text or has at most 20 different
             whole numbers.
+        encoding: How the columns of another table became numbers, to read this one in the same way; by default that is
+            found in the table.
 
     Returns:
         The features, float32 of shape (N, F), with labels. The targets of a regression are in deviations from their mean
         on the training rows.
 
     Raises:
-        DataError: A file is missing or damaged, or a value is missing.
+        DataError: A file is missing or damaged, a value is missing, or the table has other columns, categories or
+            classes than the encoding.
         UsageError: The target is no column, or the task is neither classification nor regression.
     """
     files = {"train": path / "train.csv", "test": path / "test.csv"} if path.is_dir() else {"train": path}
@@ -77,13 +117,72 @@ def read_table(path: Path, target: str | None, task: Task | None = None) -> Tabl
     else:
         train, test = split_indices(len(rows), max(1, round(TEST_SHARE * len(rows))), 0)
     columns = {name: [row[i].strip() for row in rows] for i, name in enumerate(header)}
-    labels, classes, kind = _read_target(columns.pop(target), target, task, train)
-    features, scale, mutable = _read_features(columns, train)
+    if encoding is None:
+        labels, classes, kind, moments = _read_target(columns.pop(target), target, task, train)
+        features, encoding = _read_features(columns, train)
+        encoding = replace(encoding, classes=classes, target=moments)
+    else:
+        labels, kind = _read_known_target(columns.pop(target), target, encoding, task)
+        features = _read_known_features(columns, encoding)
     splits = {
-        split: ImageSet(features[index], labels[index], classes, kind)
+        split: ImageSet(features[index], labels[index], encoding.classes, kind)
         for split, index in (("train", train), ("test", test))
     }
-    return Table(splits, scale, mutable)
+    return Table(splits, encoding)
+
+
+def _read_known_target(
+    values: Sequence[str], name: str, encoding: TableEncoding, task: Task | None
+) -> tuple[Tensor, Task]:
+    """The target, as the table of the encoding has it."""
+    if encoding.target is not None:
+        return _standardize(_require_numbers(values, name), *encoding.target), task or Regression()
+    index = {value: i for i, value in enumerate(encoding.classes)}
+    return torch.tensor([index[_known(value, name, encoding.classes)] for value in values]), task or CLASSIFICATION
+
+
+def _read_known_features(columns: dict[str, list[str]], encoding: TableEncoding) -> Tensor:
+    """The features, as the table of the encoding has them, whatever the order of the columns."""
+    names = [name for name, _ in encoding.columns]
+    if set(names) != set(columns):
+        missing, more = (", ".join(sorted(a)) or "none" for a in (set(names) - set(columns), set(columns) - set(names)))
+        raise DataError(
+            f"the table has other columns than the one that the network was trained on: {missing} missing, {more} added. Give "
+            "a table with the same columns."
+        )
+    features = []
+    for name, categories in encoding.columns:
+        if categories is None:
+            features.append(_require_numbers(columns[name], name)[:, None])
+        else:
+            known = [_known(value, name, categories) for value in columns[name]]
+            features.append(torch.tensor([[value == category for category in categories] for value in known]).double())
+    return torch.cat(features, 1).to(torch.float32)
+
+
+def _known(value: str, column: str, accepted: tuple[str, ...]) -> str:
+    if value not in accepted:
+        shown = ", ".join(map(repr, accepted[:5])) + (", ..." if len(accepted) > 5 else "")
+        raise DataError(
+            f"the column {column!r} has the value {value!r}, which the table that the network was trained on has not: that has "
+            f"{shown}. Remove these rows, or train on a table with all values."
+        )
+    return value
+
+
+def _require_numbers(values: Sequence[str], column: str) -> Tensor:
+    numbers = _to_numbers(values)
+    if numbers is None:
+        text = next(value for value in values if _to_numbers([value]) is None)
+        raise DataError(
+            f"the column {column!r} holds {text!r}, and numbers in the table that the network was trained on. Fill in or remove "
+            "such rows."
+        )
+    return numbers
+
+
+def _standardize(numbers: Tensor, mean: float, deviation: float) -> Tensor:
+    return ((numbers - mean) / deviation).to(torch.float32)
 
 
 def _read_csv(file: Path) -> tuple[list[str], list[list[str]]]:
@@ -144,7 +243,8 @@ def _is_fixed(numbers: Tensor) -> bool:
 
 def _read_target(
     values: Sequence[str], name: str, task: Task | None, train: Tensor
-) -> tuple[Tensor, tuple[str, ...], Task]:
+) -> tuple[Tensor, tuple[str, ...], Task, tuple[float, float] | None]:
+    """The labels, the classes or the target's name, the task, and a regression's mean and deviation."""
     numbers = _parse_column(name, values)
     if task is None:
         looks_like_classes = (
@@ -157,8 +257,8 @@ def _read_target(
             text = next(value for value in values if _to_numbers([value]) is None)
             raise DataError(f"the target {name!r} holds text, such as {text!r}: a regression needs numbers.")
         known = numbers[train]
-        deviation = float(known.std()) or 1.0
-        return ((numbers - known.mean()) / deviation).to(torch.float32), (name,), task
+        mean, deviation = float(known.mean()), float(known.std()) or 1.0
+        return _standardize(numbers, mean, deviation), (name,), task, (mean, deviation)
     if not isinstance(task, Classification):
         raise UsageError(f"a table has one target column, for classification or regression, not for the task {task}.")
     classes = tuple(sorted(set(values)) if numbers is None else sorted(set(values), key=float))
@@ -168,12 +268,13 @@ def _read_target(
             f"{values[0]!r}: these are no classes. Name another column."
         )
     index = {value: i for i, value in enumerate(classes)}
-    return torch.tensor([index[value] for value in values]), classes, task
+    return torch.tensor([index[value] for value in values]), classes, task, None
 
 
-def _read_features(columns: dict[str, list[str]], train: Tensor) -> tuple[Tensor, tuple[float, ...], tuple[bool, ...]]:
-    """The features of all rows, their deviations, and which can change."""
+def _read_features(columns: dict[str, list[str]], train: Tensor) -> tuple[Tensor, TableEncoding]:
+    """The features of all rows, and how they are encoded."""
     features: list[Tensor] = []
+    known: list[tuple[str, tuple[str, ...] | None]] = []
     scale: list[float] = []
     mutable: list[bool] = []
     for name, values in columns.items():
@@ -181,6 +282,7 @@ def _read_features(columns: dict[str, list[str]], train: Tensor) -> tuple[Tensor
         if numbers is not None:
             deviation = float(numbers[train].std())
             features.append(numbers[:, None])
+            known.append((name, None))
             scale.append(deviation if deviation > 0 else 1.0)
             mutable.append(not _is_fixed(numbers))
             continue
@@ -191,10 +293,11 @@ def _read_features(columns: dict[str, list[str]], train: Tensor) -> tuple[Tensor
                 "if it identifies rows."
             )
         features.append(torch.tensor([[value == category for category in categories] for value in values]).double())
+        known.append((name, tuple(categories)))
         scale += [1.0] * len(categories)
         mutable += [False] * len(categories)
     if not any(mutable):
         raise DataError(
             "the table has no column of numbers that can change besides the target, so that nothing could be attacked."
         )
-    return torch.cat(features, 1).to(torch.float32), tuple(scale), tuple(mutable)
+    return torch.cat(features, 1).to(torch.float32), TableEncoding(tuple(known), tuple(scale), tuple(mutable), ())

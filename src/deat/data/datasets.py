@@ -11,6 +11,7 @@ from deat.data import digits
 from deat.data.archives import ALL_ARCHIVE_SUFFIXES
 from deat.data.augment import Augment
 from deat.data.channel_stats import ChannelStats, measure_channel_stats
+from deat.data.csv_tables import TableEncoding, read_table
 from deat.data.hugging_face import is_hugging_face, is_hugging_face_dict, read_hugging_face
 from deat.data.image_label_checks import UNIT_BOX, Box
 from deat.data.image_set import ImageSet
@@ -59,6 +60,7 @@ class DataSplits:
         box: The range of values, which the threat model has too; None for no bounds.
         scale: The unit of each feature in the threat model; None for 1.
         mutable: Whether each feature can change; None if all can.
+        table: How the columns of a table became numbers; None for other data.
         n_train: How many training images were chosen of a larger set; None for all.
 
     Example:
@@ -83,6 +85,7 @@ class DataSplits:
     box: Box = UNIT_BOX
     scale: tuple[float, ...] | None = None
     mutable: tuple[bool, ...] | None = None
+    table: TableEncoding | None = None
     n_train: int | None = None
 
     def __repr__(self) -> str:
@@ -219,6 +222,7 @@ def load_data(
     fallback_root: str | Path | None = None,
     target: str | None = None,
     task: str | Task | None = None,
+    table: TableEncoding | None = None,
     n_train: int | None = None,
     image: str | None = None,
     label: str | None = None,
@@ -243,6 +247,8 @@ def load_data(
         target: The column of a table that is to be predicted.
         task: What labels mean, where the data can be read in several ways: "regression" or "classification" for a
             table, `deat.tasks.Segmentation(ignore_index=11)` for masks. By default it is found in the data.
+        table: `DataSplits.table` of the data that a network was trained on, to read another table as that was read: with
+            the same categories, classes, and units of features and targets.
         n_train: Number of training images to use, chosen at random so that each class keeps its share. The choice
             depends on no seed, and a smaller number is a part of a larger one. By default all.
         image: The column of images of a Hugging Face data set, if it has several.
@@ -266,7 +272,7 @@ def load_data(
         raise UsageError(f"image and label name the columns of a data set of the library datasets, not of {spec!r}.")
     else:
         name, root = split_data_root(name_path_kind(spec), root)
-        splits = _load_splits(name, root, download, size, cache, fallback_root, target, task)
+        splits = _load_splits(name, root, download, size, cache, fallback_root, target, task, table)
     if n_train is None:
         return splits
     return replace(splits, train=take_train_images(splits.train, n_train), n_train=int(n_train))
@@ -309,6 +315,7 @@ def _load_splits(
     fallback_root: str | Path | None,
     target: str | None,
     task: str | Task | None,
+    table: TableEncoding | None = None,
 ) -> DataSplits:
     """The whole data set."""
     data_root = Path(root) if root is not None else _default_data_root()
@@ -316,6 +323,8 @@ def _load_splits(
     kind = None if task is None else get_task(task)
     if target is not None and name.lower() != "csv":
         raise UsageError(f"target={target!r} is the column of a table, csv:FILE; {spec!r} has none. Omit target.")
+    if name.lower() == "csv" and path:
+        return _load_table(expand_path(path), size, target, kind, table)
     if name.lower() in _LOADERS_BY_KIND and path:
         return _LOADERS_BY_KIND[name.lower()](expand_path(path), size, target, kind)
     if kind not in (None, CLASSIFICATION):
@@ -431,14 +440,15 @@ def _load_masks(path: Path, size: int | None, target: str | None, task: Task | N
     return _make_splits("segmentation", path, splits, eps=4 / 255, stats_from_train=True)
 
 
-def _load_table(path: Path, size: int | None, target: str | None, task: Task | None) -> DataSplits:
-    from deat.data import csv_tables
-
+def _load_table(
+    path: Path, size: int | None, target: str | None, task: Task | None, encoding: TableEncoding | None
+) -> DataSplits:
     if size is not None:
         raise UsageError(f"size={size!r} is for folder:PATH and audio:PATH; a table has none.")
-    table = csv_tables.read_table(path, target, task)
-    features = {"box": None, "scale": table.scale, "mutable": None if all(table.mutable) else table.mutable}
-    return _make_splits("csv", path, table.splits, eps=0.1, stats_from_train=True, **features)
+    table = read_table(path, target, task, encoding)
+    mutable = table.encoding.mutable
+    features = {"box": None, "scale": table.encoding.scale, "mutable": None if all(mutable) else mutable}
+    return _make_splits("csv", path, table.splits, eps=0.1, stats_from_train=True, table=table.encoding, **features)
 
 
 def _check_task(kind: str, task: Task | None, expected: type[Task]) -> None:
@@ -455,7 +465,6 @@ _NAMES = ("digits", *_CIFAR_MEAN_STD)
 _LOADERS_BY_KIND = {
     "audio": _load_audio,
     "segmentation": _load_masks,
-    "csv": _load_table,
     "webdataset": _load_shards,
 }
 

@@ -14,7 +14,7 @@ from deat.evaluation.attacks import Attack, parse_attack
 from deat.methods import Method, get_method
 from deat.models import add_normalization
 from deat.models.logits_wrapper import LogitsModel
-from deat.tasks import CLASSIFICATION, Task, get_task
+from deat.tasks import Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.adversarial_step import AdversarialStep, LoopEngine, StepResult, precision_of
 from deat.utils.torch_utils import eval_mode
@@ -35,6 +35,8 @@ else:
     Base = object  # so that it also goes before modules of pytorch_lightning
 
 STATE_KEY = "deat"
+UNUSED_SCHEDULER_KEYS = ("monitor", "reduce_on_plateau", "strict")
+"""What Lightning ignores in manual optimisation, with a warning, and the mixin does itself."""
 
 
 class AdversarialTraining(Base):
@@ -67,7 +69,7 @@ class AdversarialTraining(Base):
         *args: Any,
         method: str | Method = "m+deat",
         threat: str | ThreatModel = "linf:8/255",
-        task: str | Task = CLASSIFICATION,
+        task: str | Task = "classification",
         normalize: tuple[Sequence[float], Sequence[float]] | None = None,
         val_attack: str | Attack = "pgd-10",
         seed: int = 0,
@@ -84,6 +86,7 @@ class AdversarialTraining(Base):
         self.val_attack = None if val_attack == "none" else parse_attack(val_attack)
         self._step: AdversarialStep | None = None
         self._saved_step: dict[str, Any] | None = None
+        self._monitors: dict[int, str] = {}
 
     @property
     def adversarial_step(self) -> AdversarialStep:
@@ -114,6 +117,14 @@ class AdversarialTraining(Base):
             if self._saved_step is not None:
                 self._step.load_state_dict(self._saved_step)
         return self._step
+
+    def configure_optimizers(self) -> Any:
+        """Return what the module configures, and remember which metric each learning-rate scheduler monitors.
+
+        Lightning forgets it in manual optimisation, where it leaves schedulers to the module.
+        """
+        configured, self._monitors = _take_monitors(super().configure_optimizers())
+        return configured
 
     def images_and_labels(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the images and the labels of a batch. Override it where a batch is not a pair of them.
@@ -216,10 +227,45 @@ class AdversarialTraining(Base):
             if config.interval != interval or count % config.frequency:
                 continue
             scheduler: Any = config.scheduler
-            if config.reduce_on_plateau and config.monitor:
-                scheduler.step(self.trainer.callback_metrics[config.monitor])
-            else:
-                scheduler.step()
+            is_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            self.lr_scheduler_step(scheduler, self._read_monitored_metric(scheduler) if is_plateau else None)
+
+    def _read_monitored_metric(self, scheduler: Any) -> Any:
+        name, metrics = self._monitors.get(id(scheduler)), self.trainer.callback_metrics
+        if name in metrics:
+            return metrics[name]
+        raise UsageError(
+            f"{type(scheduler).__name__} monitors {name!r}, and there are {', '.join(metrics)}: return "
+            '{"optimizer": ..., "lr_scheduler": {"scheduler": ..., "monitor": "val_robust"}} from configure_optimizers.'
+        )
+
+
+def _take_monitors(configured: Any) -> tuple[Any, dict[int, str]]:
+    """What `configure_optimizers` returned, without what Lightning warns of, and the monitored metric by scheduler."""
+    monitors: dict[int, str] = {}
+
+    def take(scheduler: Any, monitor: str | None = None) -> Any:
+        kept = scheduler
+        if isinstance(scheduler, dict):
+            kept = {name: value for name, value in scheduler.items() if name not in UNUSED_SCHEDULER_KEYS}
+            scheduler, monitor = scheduler.get("scheduler"), scheduler.get("monitor", monitor)
+        if monitor is not None:
+            monitors[id(scheduler)] = monitor
+        return kept
+
+    def take_entry(entry: Any) -> Any:
+        if not isinstance(entry, dict) or "lr_scheduler" not in entry:
+            return entry
+        rest = {name: value for name, value in entry.items() if name != "monitor"}
+        return {**rest, "lr_scheduler": take(entry["lr_scheduler"], entry.get("monitor"))}
+
+    if isinstance(configured, list | tuple) and len(configured) == 2 and isinstance(configured[0], list):
+        optimizers, schedulers = configured
+        schedulers = schedulers if isinstance(schedulers, list) else [schedulers]
+        return (optimizers, [take(scheduler) for scheduler in schedulers]), monitors
+    if isinstance(configured, list | tuple):
+        return type(configured)(map(take_entry, configured)), monitors
+    return take_entry(configured), monitors
 
 
 def make_fabric_step(

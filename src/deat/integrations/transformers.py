@@ -42,6 +42,9 @@ class AdversarialTrainer(Trainer):
         *args: Arguments of `transformers.Trainer`.
         **kwargs: Arguments of `transformers.Trainer`.
 
+    Raises:
+        UsageError: A loss of the Trainer is asked for, such as label smoothing, or accumulated gradients.
+
     Example:
         >>> trainer = AdversarialTrainer(model, args, train_dataset=images, method="m+deat", threat="linf:4/255")
         >>> trainer.train()
@@ -65,7 +68,18 @@ class AdversarialTrainer(Trainer):
         self._step_state: dict[str, Any] | None = None
         self._attack: Attack | None = None
         super().__init__(*args, **kwargs)
+        self._refuse_other_losses()
         self.add_callback(_EndOfEpoch(self))
+
+    def _refuse_other_losses(self) -> None:
+        """Refuse what would change the Trainer's own loss, which no method computes."""
+        given = [f"label_smoothing_factor={self.args.label_smoothing_factor:g}"] if self.label_smoother else []
+        given += ["compute_loss_func"] if getattr(self, "compute_loss_func", None) else []
+        if given:
+            raise UsageError(
+                f"{' and '.join(given)} would be ignored: the method computes the loss. Leave it out, or give a method with "
+                "a loss of its own."
+            )
 
     def adversarial_step(self, model: nn.Module) -> AdversarialStep:
         """Return what trains on a batch, for the prepared model.

@@ -117,7 +117,12 @@ def load_trained_run(
     replaced |= {"data_root": data_root, "size": size, "normalize": normalize}
     request = replace(request, **{name: value for name, value in replaced.items() if value is not None})
     run = resolve_request(
-        request, is_recorded=data_root is None, statistics=statistics, device=device, val_attack="none"
+        request,
+        is_recorded=data_root is None,
+        statistics=statistics,
+        table=record.table if record else None,
+        device=device,
+        val_attack="none",
     )
     return TrainedRun(run, weights, record)
 

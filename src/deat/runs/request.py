@@ -11,6 +11,7 @@ from torch import nn
 
 from deat.data import Augment, BatchSource, DataSplits, load_data
 from deat.data.channel_stats import ChannelStats
+from deat.data.csv_tables import TableEncoding
 from deat.data.datasets import name_path_kind, split_data_root
 from deat.data.image_label_checks import check_dataset_size
 from deat.data.image_set import sample_slice, split_indices
@@ -281,7 +282,12 @@ class Run:
 
 
 def resolve_request(
-    request: Request, *, is_recorded: bool = False, statistics: ChannelStats | None = None, **config_fields: Any
+    request: Request,
+    *,
+    is_recorded: bool = False,
+    statistics: ChannelStats | None = None,
+    table: TableEncoding | None = None,
+    **config_fields: Any,
 ) -> Run:
     """Resolve a request against its data.
 
@@ -291,6 +297,7 @@ def resolve_request(
         request: What identifies the run.
         is_recorded: Whether the data root comes from a run's record; it is then read and never written to.
         statistics: The mean and standard deviation in a record or a file of weights.
+        table: How a recorded run read the columns of its table.
         **config_fields: Fields of `TrainConfig`; None takes the default of the data set.
 
     Returns:
@@ -325,6 +332,7 @@ def resolve_request(
         download=request.download,
         size=request.size,
         n_train=request.n_train,
+        table=table,
         **_reading(request),
     )
     check_method_on_task(method, corpus.task)

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from deat.checkpoint.encoding import build_dataclass
 from deat.data.channel_stats import ChannelStats
+from deat.data.csv_tables import TableEncoding
 from deat.errors import CheckpointError, DeatError
 from deat.methods.rule_sets import CURRENT_RULE_SET_NAMES
 from deat.models import Normalize
@@ -85,6 +86,7 @@ def make_run_record(run: Run, trainer: Trainer) -> dict[str, Any]:
             "normalized_by": run.normalization,
             "measured_on": run.statistics.images if run.statistics else 0,
             "augmented_by": asdict(run.augment) if run.augment else None,
+            **({"table": asdict(run.splits.table)} if run.splits.table else {}),
         },
         "watch": identity["watch"],
     }
@@ -208,6 +210,8 @@ class RunRecord:
     """The threat model, with the box, scale and mutable features of the data."""
     task: Task = CLASSIFICATION
     """What outputs and labels mean."""
+    table: TableEncoding | None = None
+    """How the columns of a table became numbers; None for other data, and where it does not say."""
 
     def with_original_split(self, run: Run) -> Run:
         """The run with as many training images as it began with, where its data has got a val/ of its own since."""
@@ -266,6 +270,7 @@ def parse_record(record: Any) -> RunRecord:
         num_train_images=data["train"] if is_int_at_least(data.get("train"), 1) else 0,
         threat=threat,
         task=task,
+        table=TableEncoding.from_record(data["table"]) if data.get("table") else None,
         image_shape=tuple(side for side in data.get("image", ()) if is_int_at_least(side, 1)),
     )
 

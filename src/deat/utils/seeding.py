@@ -94,7 +94,11 @@ class RandomStreams:
         """
         self.start_generator.manual_seed(derive_seed(self.seed, "start", epoch, step))
         # Each process needs different dropout, since a network draws it for the rows of its process only.
-        torch.manual_seed(derive_seed(self.seed, "dropout", epoch, step, *self.rank_counters))
+        seed = derive_seed(self.seed, "dropout", epoch, step, *self.rank_counters)
+        if self.start_generator.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed records a stack for every unused backend
+        else:
+            torch.manual_seed(seed)
 
     @contextmanager
     def isolated_rng(self, device: torch.device) -> Iterator[None]:
