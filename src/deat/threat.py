@@ -30,7 +30,7 @@ UNION_RULES = ("worst", "random", "error", "magnitude")
 Box = tuple[float, float] | None
 """The least and the largest value of an input; None for no bounds."""
 UNIT_BOX: Box = (0.0, 1.0)
-"""That of images."""
+"""The box of images."""
 _BOUND_TOLERANCE = 1e-6  # rounding leaves a pixel that far from a bound that it reached
 
 
@@ -77,7 +77,7 @@ class FeatureValues:
         return cls(tuple(tensor.flatten().tolist()), tuple(tensor.shape))
 
     def like(self, examples: Tensor) -> Tensor:
-        """Return the numbers as a tensor of the examples' device and dtype. It is made once, and then kept.
+        """Return the numbers as a tensor of the examples' device and dtype. It is made once and cached.
 
         Args:
             examples: The examples, (B, ...).
@@ -233,7 +233,7 @@ class ThreatModel(ABC):
         """Return the perturbation inside ball and box that is nearest in Euclidean distance.
 
         Args:
-            x: The images, which must lie in the box. Of others no perturbation is in ball and box; it stays in the ball.
+            x: The images, which must lie in the box. For an image outside it the result is in the ball only.
             delta: Their perturbations.
 
         Returns:
@@ -249,7 +249,7 @@ class ThreatModel(ABC):
         Returns:
             The perturbations, those outside the ball scaled to its surface; for Linf, every pixel clamped to eps.
         """
-        delta = self._freeze(delta)
+        delta = self._zero_fixed_features(delta)
         norm = self.norm(delta).clamp(min=torch.finfo(delta.dtype).tiny)
         return delta * broadcast_mask((self.eps / norm).clamp(max=1), delta)
 
@@ -288,10 +288,10 @@ class ThreatModel(ABC):
             x: The images.
             delta: Their perturbations; those of fixed features become zero.
         """
-        delta = self._freeze(delta)
+        delta = self._zero_fixed_features(delta)
         return delta if self.box is None else delta.clamp(self.box[0] - x, self.box[1] - x)
 
-    def _freeze(self, delta: Tensor) -> Tensor:
+    def _zero_fixed_features(self, delta: Tensor) -> Tensor:
         """The perturbation without the changes of fixed features."""
         return delta * self.mutable.like(delta) if isinstance(self.mutable, FeatureValues) else delta
 
@@ -300,7 +300,9 @@ class ThreatModel(ABC):
 
     def _from_units(self, values: Tensor) -> Tensor:
         """Values in units of the scale as they are in the input, zero where a feature is fixed."""
-        return self._freeze(values * self.scale.like(values) if isinstance(self.scale, FeatureValues) else values)
+        return self._zero_fixed_features(
+            values * self.scale.like(values) if isinstance(self.scale, FeatureValues) else values
+        )
 
     def initial_delta(
         self,
@@ -397,13 +399,12 @@ class ThreatModel(ABC):
         if self.box is not None:
             low, high = self.box
             allowed &= ((adv >= low - atol - rounding) & (adv <= high + atol + rounding)).flatten(1).all(1)
-        if (
-            type(self).project is not _NormBall.project
-        ):  # a set of the user's own is what its projection leaves as it is
+        if type(self).project is not _NormBall.project:
+            # A set of the user's own: what its projection does not move is allowed.
             unit = 2 * torch.finfo(x.dtype).eps * clean.abs().clamp(min=1)
             moved = self.norm(self.project(clean, delta) - delta)
             allowed &= moved <= atol * max(1.0, self.eps) + self.norm(unit)
-        return allowed & (self._freeze(delta) == delta).flatten(1).all(1)
+        return allowed & (self._zero_fixed_features(delta) == delta).flatten(1).all(1)
 
 
 class _NormBall(ThreatModel):
@@ -427,9 +428,11 @@ class _NormBall(ThreatModel):
         if not self._feature_values():
             return self._project(delta, below, above, x)
         below, above = (None if room is None else self._to_units(room) for room in (below, above))
-        projected = self._from_units(self._project(self._to_units(self._freeze(delta)), below, above, None))
+        projected = self._from_units(
+            self._project(self._to_units(self._zero_fixed_features(delta)), below, above, None)
+        )
         # Rounding by the scale may leave the box by a float.
-        return projected if self.box is None else self._freeze(self.clip_to_box(x + projected) - x)
+        return projected if self.box is None else self._zero_fixed_features(self.clip_to_box(x + projected) - x)
 
     def _room(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """How far each feature can fall and rise in the box."""
@@ -714,7 +717,7 @@ class Union(ThreatModel):
         return self._rises(grad).argmax(0)
 
     def nearest(self, delta: Tensor) -> Tensor:
-        """Return the number of the ball that each perturbation is deepest inside of, or least outside of, (B,).
+        """Return the number of the ball in whose radius each perturbation's norm is least, (B,).
 
         Args:
             delta: The perturbations, (B, ...).
@@ -728,7 +731,7 @@ class Union(ThreatModel):
         return torch.stack([ball.norm(delta) / ball.eps for ball in self.threats])
 
     def norm(self, delta: Tensor) -> Tensor:
-        """Return the least norm in units of its ball's radius, (B,): at most 1 inside of any ball."""
+        """Return the least over the balls of norm / radius, (B,): at most 1 inside of any ball."""
         return self._depths(delta).amin(0)
 
     def dual_norm(self, grad: Tensor) -> Tensor:

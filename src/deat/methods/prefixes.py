@@ -1,8 +1,8 @@
 """The prefixes as functions from method to method.
 
 M+ lets the gradient magnitude decide how many steps the adversary takes. F+ (friendly) lets each example
-stop tau steps after it is first misclassified (Zhang et al. 2020). G+ adds a penalty on the gradient of the loss by
-the input to the last update of each batch (Finlay and Oberman 2021; Moosavi-Dezfooli et al. 2019). AWP+ takes the
+stop tau steps after it is first misclassified (Zhang et al. 2020). G+ adds a penalty on the input gradient
+of the loss to the last update of each batch (Finlay and Oberman 2021; Moosavi-Dezfooli et al. 2019). AWP+ takes the
 gradient of that update at the worst weights nearby (Wu, Xia, Wang 2020).
 """
 
