@@ -32,6 +32,7 @@ Box = tuple[float, float] | None
 UNIT_BOX: Box = (0.0, 1.0)
 """The box of images."""
 _BOUND_TOLERANCE = 1e-6  # rounding leaves a pixel that far from a bound that it reached
+_FAR = 1e3  # in units of eps; the projection of a point that far out has all but 0.1 % of the largest rise
 
 
 @dataclass(frozen=True)
@@ -379,6 +380,20 @@ class ThreatModel(ABC):
         """
         return self.project(x, self.step(x, delta, grad, alpha))
 
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return the perturbation in ball and box along which the loss rises most to first order.
+
+        It is exact for a ball of deat's norms; for a threat model of your own it is a step of the length eps.
+
+        Args:
+            x: The images.
+            grad: The gradients of the loss.
+
+        Returns:
+            The perturbations.
+        """
+        return self.pgd_step(x, torch.zeros_like(grad), grad, self.eps)
+
     def contains(self, x: Tensor, x_adv: Tensor, atol: float = 1e-6) -> Tensor:
         """Return whether each adversarial image is allowed, computed in float64.
 
@@ -433,6 +448,12 @@ class _NormBall(ThreatModel):
         )
         # Rounding by the scale may leave the box by a float.
         return projected if self.box is None else self._zero_fixed_features(self.clip_to_box(x + projected) - x)
+
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Project a point far out along the gradient; see `ThreatModel.steepest_delta`."""
+        slope = self._from_units(grad)
+        far = _FAR * self.eps * _normalize_rows(slope.flatten(1)).view_as(grad)
+        return self.project(x, self._from_units(far))
 
     def _room(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """How far each feature can fall and rise in the box."""
@@ -509,6 +530,10 @@ class Linf(_NormBall):
     def _move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
         """Every pixel by alpha along the sign of its slope."""
         return alpha * grad.sign()
+
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Take a step of length eps in every pixel; see `ThreatModel.steepest_delta`."""
+        return self.pgd_step(x, torch.zeros_like(grad), grad, self.eps)
 
     def project_to_ball(self, delta: Tensor) -> Tensor:
         """Clamp each pixel's change to eps; see `ThreatModel.project_to_ball`."""
@@ -746,6 +771,10 @@ class Union(ThreatModel):
         """Step and project in the ball with the largest first-order rise; see `ThreatModel.pgd_step`."""
         return self.at(self.steepest(grad)).pgd_step(x, delta, grad, alpha)
 
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return that of the ball with the largest first-order rise; see `ThreatModel.steepest_delta`."""
+        return self.at(self.steepest(grad)).steepest_delta(x, grad)
+
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
         """Project to the ball whose projection is nearest; see `ThreatModel.project`."""
         return _nearest_to(delta, [ball.project(x, delta) for ball in self.threats])
@@ -822,6 +851,10 @@ class BallPerExample(ThreatModel):
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
         """Project each perturbation to its ball and the box; see `ThreatModel.project`."""
         return self._select([ball.project(x, delta) for ball in self.union.threats])
+
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return each example's in its ball; see `ThreatModel.steepest_delta`."""
+        return self._select([ball.steepest_delta(x, grad) for ball in self.union.threats])
 
     def project_to_ball(self, delta: Tensor) -> Tensor:
         """Shrink each perturbation into its ball; see `ThreatModel.project_to_ball`."""
