@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint docs diagrams setup bench clean
 
@@ -11,8 +12,8 @@ setup: $(STAMP)
 # torch comes first and pinned, so that no other package can pull in another build of it.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(INSTALL) torch
+	$(INSTALL) -e ".[dev]"
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -24,19 +25,19 @@ test: lint $(VENV)/.triton $(VENV)/.ray $(VENV)/.integrations
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # Triton's interpreter runs the GPU kernels in tests, and Ray a bench; where one cannot be had, its tests are skipped,
-# which pytest says.
+# which pytest says. A torch for CUDA has installed the one Triton that it accepts, a torch for CPUs has none.
 $(VENV)/.triton: $(STAMP)
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[kernels]"
+	-$(BIN)/python -c "import triton" 2>/dev/null || $(INSTALL) triton==3.9.0 -e ".[kernels]"
 	touch $@
 
 $(VENV)/.ray: $(STAMP)
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
+	-$(INSTALL) -e ".[ray]"
 	touch $@
 
 # About 510 MB: tensorboard 54, wandb 75, lightning 36, accelerate 20, transformers 150, datasets 180. MLflow (about
 # 460 MB) and Trackio (which needs Pillow 12) are not among them: where they are installed by hand, their tests run too.
 $(VENV)/.integrations: $(STAMP)
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[integrations]"
+	-$(INSTALL) -e ".[integrations]"
 	touch $@
 
 lint: $(STAMP)
@@ -49,7 +50,7 @@ docs: $(VENV)/.docs
 	$(BIN)/zensical build --clean --strict
 
 $(VENV)/.docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(INSTALL) -e ".[docs]"
 	touch $@
 
 # The diagrams of docs/architecture.md, by node and a Chromium; the pictures are committed.

@@ -1,13 +1,13 @@
-"""Rules that choose k by what training measures, beside M+DEAT, plain ramps and FREE, from three starts.
+"""auto, which chooses k by what training measures, beside M+DEAT, plain ramps and FREE, from three starts.
 
     python bench/controller_results.py cifar10 --work WORK --data-root FOLDER
     python bench/controller_results.py digits --work WORK
 
 The starts are training from scratch, fine-tuning a network that was trained naturally on the same images, and a few
-hundred images. The rules are in bench/controller_rules.py. They were compared on a part of CIFAR-10, on held-out training
-images; one of them is tried on another data set, on test images. Every method trains with every seed, and the last epoch
-is evaluated. Each run is a file of WORK, and one that is there is not repeated; bench/controller_results_page.py makes
-the page of them.
+hundred images. auto was chosen on a part of CIFAR-10, on held-out training images, and is tried on another data set, on
+test images. Other rules (bench/controller_rules.py), and sequences of k that are given, are compared with it on the first
+one. Every method trains with every seed, and the last epoch is evaluated. Each run is a file of WORK, and one that is there
+is not repeated; bench/controller_results_page.py makes the page of them.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from controller_rules import get_method
+from controller_rules import get_method, name_sequence
 from shared import cpu_name
 from torch import Tensor, nn
 
@@ -28,10 +28,10 @@ from deat.utils.safe_write import write_json
 from deat.version import get_versions
 
 SEEDS = (0, 1, 2, 3, 4)
-OURS = "late gap"
+OURS = "auto+deat"
 """The rule that is tried on all data sets."""
 CANDIDATES = ("gap", "least l_X")
-"""Those that are compared with it on the first one."""
+"""Those that are compared with it on the first one, beside sequences."""
 ATTACKS = ("natural", "pgd-20")
 
 
@@ -61,6 +61,7 @@ class Start:
         frees: The m of each FREE-m.
         epochs_before: The epochs of natural training before; 0 for a network with random weights.
         lr_before: Their learning rate.
+        sequences: The k of each epoch of methods that spend about as many backprops as the rule, in another order.
     """
 
     images: int | None
@@ -71,6 +72,12 @@ class Start:
     frees: tuple[int, ...] = ()
     epochs_before: int = 0
     lr_before: float = 0.1
+    sequences: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The other rules, and the sequences."""
+        return *CANDIDATES, *map(name_sequence, self.sequences)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -104,8 +111,25 @@ SETUPS = {
         batch_norm_net,
         8 / 255,
         {
-            "scratch": Start(2500, 10, 0.1, 128, ramps=(2, 3)),
-            "fine-tuned": Start(2500, 6, 0.03, 128, ramps=(1, 2), frees=(3, 4), epochs_before=12),
+            "scratch": Start(
+                2500,
+                10,
+                0.1,
+                128,
+                ramps=(2, 3),
+                frees=(2, 3),
+                sequences=((0,) * 6 + (5,) * 4, (0,) * 7 + (6,) * 3, (1,) * 5 + (3,) * 5, (3,) * 5 + (1,) * 5),
+            ),
+            "fine-tuned": Start(
+                2500,
+                6,
+                0.03,
+                128,
+                ramps=(1, 2),
+                frees=(3, 4),
+                epochs_before=12,
+                sequences=((1, 1, 2, 3, 3, 4), (0, 0, 3, 3, 4, 4), (4, 4, 3, 3, 0, 0)),
+            ),
             "500 images": Start(500, 20, 0.1, 64, ramps=(3, 4), frees=(3, 4)),
         },
         test=(40_000, 44_000),
@@ -116,7 +140,7 @@ SETUPS = {
         digits_net,
         0.15,
         {
-            "scratch": Start(None, 20, 0.05, 64, ramps=(2, 3)),
+            "scratch": Start(None, 20, 0.05, 64, ramps=(2, 3), frees=(4, 5)),
             "fine-tuned": Start(None, 10, 0.02, 64, ramps=(1, 2), frees=(3, 4), epochs_before=15, lr_before=0.05),
             "500 images": Start(500, 30, 0.05, 64, ramps=(4, 6), frees=(3, 4)),
         },
@@ -230,7 +254,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--data-root", help="the folder that the data set is in")
     parser.add_argument("--starts", nargs="+", help="make these starts only")
-    parser.add_argument("--candidates", action="store_true", help="make the runs of the other rules instead")
+    parser.add_argument(
+        "--candidates", action="store_true", help="make the runs of the other rules and the sequences instead"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="make these seeds only")
     args = parser.parse_args()
     setup = SETUPS[args.setup]
@@ -238,7 +264,7 @@ def main() -> None:
     experiment = Experiment(setup, deat.load_data(args.setup, root=args.data_root), args.work / args.setup)
     for seed in args.seeds:
         for name, start in setup.starts.items():
-            methods = CANDIDATES if args.candidates else start.methods
+            methods = start.candidates if args.candidates else start.methods
             for method in methods if not args.starts or name in args.starts else ():
                 experiment.run(name, method, seed)
 

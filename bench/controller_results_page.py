@@ -13,7 +13,7 @@ from math import gamma, pi, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
-from controller_results import CANDIDATES, OURS, SETUPS, Setup, Start
+from controller_results import OURS, SETUPS, Setup, Start
 from shared import PAGE_WIDTH, Record, command_block
 from shared import paragraph as wrap
 
@@ -128,14 +128,15 @@ def _about_rules() -> str:
     text = wrap(
         "Rules that choose k by what training measures anyway, beside M+DEAT, plain ramps (DEAT-d) and FREE-m, from three "
         "starts. All of them replay a batch k + 1 times. The rules read the gap of the adversary: one minus what delta "
-        "reaches of the largest first-order rise of the loss in the ball, along its last gradient. They are in "
-        "bench/controller_rules.py:"
+        "reaches of the largest first-order rise of the loss in the ball, along its last gradient. `auto` is in deat, the "
+        "others are in bench/controller_rules.py:"
     )
     rules = [
-        "* `late gap`: k is 0 in the first half of training, and 1 from the epoch on in which the largest rise exceeds the "
+        "* `auto+deat`: k is 0 in the first half of training, and 1 from the epoch on in which the largest rise exceeds the "
         "loss. The second half begins with k = 3; then k grows above a gap of 4 % and falls below 1 %.",
-        "* `gap`: from the second epoch on, k grows above a gap of 15 % and falls below 4 %.",
+        "* `gap`: from the second epoch on, k grows above a gap of 15 % and falls below a quarter of that.",
         "* `least l_X`: M+ with a threshold of 1.01 times the least l_X at this k.",
+        "* `k ...`: the numbers are the k of each epoch, given before training.",
     ]
     return "\n".join([*text, "", *("\n".join(_hang(rule)) for rule in rules)])
 
@@ -159,7 +160,7 @@ def _summary(runs: Mapping[str, Mapping[str, Runs]]) -> str:
     lines += ["|---|---|---|---|---|---|---|"]
     for name, starts in runs.items():
         for start_name, found in starts.items():
-            for rule in (rule for rule in (OURS, *CANDIDATES) if rule in found.by_method):
+            for rule in (rule for rule in (OURS, *found.start.candidates) if rule in found.by_method):
                 families = ([f"deat-{d}" for d in found.start.ramps], [f"free-{m}" for m in found.start.frees])
                 cells = [found.compare_at_equal_backprops(rule, family) for family in families]
                 shown = [cell.show() if cell else "–" for cell in (*cells, found.compare(rule, "m+deat"))]

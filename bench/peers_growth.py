@@ -126,6 +126,13 @@ def resident_bytes() -> int:
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
+def own_bytes() -> int:
+    """The memory of this process that the system cannot take back: without pages of files."""
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)
+
+
 def peak_bytes() -> int:
     """The most memory that this process had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -195,14 +202,14 @@ def start_on_set(path: str, root: str) -> None:
     import deat.cli.main
     import deat.runs.fit
 
-    before, began = resident_bytes(), perf_counter()
+    before, own_before, began = resident_bytes(), own_bytes(), perf_counter()
     data: Any = deat.load_data(f"folder:{path}", root=root)
     loaded = perf_counter() - began
 
     class StopAfterOneBatch(deat.Callback):
         def on_batch(self, trainer: deat.Trainer, batch: Any) -> None:
-            seconds, memory = perf_counter() - began, peak_bytes() - before
-            print(json.dumps({"load_seconds": loaded, "seconds": seconds, "memory_bytes": memory}), flush=True)
+            found = {"load_seconds": loaded, "seconds": perf_counter() - began, "peak_bytes": peak_bytes() - before}
+            print(json.dumps(found | {"own_bytes": own_bytes() - own_before}), flush=True)
             os._exit(0)
 
     net = deat.build_model("small", SET_CLASSES, 3, SET_SIDE)

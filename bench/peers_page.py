@@ -14,6 +14,7 @@ TRAINING_GOALS = {"pgd-7": 1.3, "free-8": 1.2}
 EVALUATION_GOAL, DIGITS_GOAL, EFFICIENCY_GOAL = 3.0, 1.25, 0.9
 COMMAND_GOALS = {"deat --help": 1.0, "deat list methods": 1.0, "deat list attacks": 1.0}
 IMPORT_GOAL, DEMO_GOAL, SET_GOAL = 0.2, 10.0, 60.0
+EPOCH_PARTS = {"train_seconds": "training", "val_seconds": "validation", "other_seconds": "watch, saving and records"}
 TIE = 0.03
 """A side is faster or slower from this share on; what is nearer counts as equal."""
 AXIS_LABELS = {
@@ -122,8 +123,12 @@ def missed_goals(parts: Record) -> Iterator[str]:
         if found["second"]["seconds"] > SET_GOAL:
             yield f"a large set starts in {found['second']['seconds']:.0f} s the second time, not {SET_GOAL:.0f}"
         for time in ("first", "second"):
-            if found[time]["memory_bytes"] > found["bytes"]:
-                yield f"a large set takes {found[time]['memory_bytes'] / found['bytes']:.2f} of its bytes the {time} time"
+            if (share := found[time]["peak_bytes"] / found["bytes"]) > 1:
+                own = found[time]["own_bytes"] / found["bytes"]
+                yield (
+                    f"a large set takes at most {share:.2f} times its bytes the {time} time, {own:.2f} of them without the "
+                    "pages of files, which the system can take back"
+                )
 
 
 def is_package(side: str) -> bool:
@@ -227,13 +232,12 @@ def small_page(part: Record) -> list[str]:
     if "digits" in cells:
         cell = cells["digits"]
         parts = cell["sides"]["deat train"][0]["parts"]
-        shares = ", ".join(
-            f"{name.removesuffix('_seconds').replace('_', ' ')} {value:.2f} s" for name, value in parts.items()
-        )
+        whole = sum(parts.values())
+        shares = ", ".join(f"{label} {parts[name] / whole:.0%}" for name, label in EPOCH_PARTS.items() if name in parts)
         lines += paragraph(
             f"`deat train` with PGD-7, 10 epochs of digits, in a process that has imported everything: "
-            f"{middle(cell, 'deat train'):.2f} s, validation, watch, checkpoints and final scores included ({shares} by its "
-            f"own record). A plain loop of the same training alone: {middle(cell, 'plain loop'):.2f} s. Ratio: "
+            f"{middle(cell, 'deat train'):.2f} s, validation, watch, checkpoints and final scores included (of its epochs: "
+            f"{shares}). A plain loop of the same training alone: {middle(cell, 'plain loop'):.2f} s. Ratio: "
             f"{spread(compare(cell, 'deat train', 'plain loop'))}, goal {DIGITS_GOAL}. Rounds: {rounds(cell)}."
         )
         lines.append("")
@@ -329,14 +333,15 @@ def growth_page(part: Record) -> list[str]:
     if "large set" in cells:
         found = cells["large set"]
         times = [
-            f"the {name} time {found[name]['seconds']:.1f} s and {found[name]['memory_bytes'] / 2**20:,.0f} MB"
+            f"the {name} time {found[name]['seconds']:.1f} s, at most {found[name]['peak_bytes'] / 2**20:,.0f} MB, "
+            f"and in the end {found[name]['own_bytes'] / 2**20:,.0f} MB without pages of files"
             for name in ("first", "second")
         ]
         lines += [
             *paragraph(
                 f"A zip archive of {found['images']:,} PNG images of {found['side']} x {found['side']}, which are "
                 f"{found['bytes'] / 2**20:,.0f} MB as bytes. From `load_data` to the end of the first batch of "
-                f"`fit`, {times[0]}; {times[1]}. Memory is the most that the process had above its imports."
+                f"`fit`, {times[0]}; {times[1]}. Memory is what the process had above its imports."
             ),
             "",
         ]

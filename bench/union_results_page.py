@@ -116,7 +116,9 @@ def _trial_table(trials: Sequence[Record]) -> str:
     lines = ["| trained on, and attacked in | natural | " + TRIAL_ATTACK + " |", "|---|---|---|"]
     for trial in sorted(trials, key=lambda trial: _place(trial["threat"])):
         accuracy = trial["accuracy"]
-        lines.append(f"| {_name(trial['threat'])} | {100 * accuracy['natural']:.1f} | {100 * accuracy[TRIAL_ATTACK]:.1f} |")
+        lines.append(
+            f"| {_name(trial['threat'])} | {100 * accuracy['natural']:.1f} | {100 * accuracy[TRIAL_ATTACK]:.1f} |"
+        )
     return "\n".join(lines)
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from deat.evaluation.results import Evaluation, load_evaluation
     from deat.evaluation.standalone_attack import BoundAttack, attack
     from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
-    from deat.methods import Method, RuleSet, awp, friendly, get_method, gplus, mplus, register_method
+    from deat.methods import Method, RuleSet, auto_steps, awp, friendly, get_method, gplus, mplus, register_method
     from deat.methods.configure import configure_method
     from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
     from deat.models.export_network import ExportedFile
@@ -85,7 +85,7 @@ _NAMES_BY_MODULE = {
     "evaluation.standalone_attack": "BoundAttack attack",
     "evaluation.attack_verifier": "AttackLike",
     "integrations.hub": "from_pretrained pull_from_hub push_to_hub save_pretrained",
-    "methods": "Method RuleSet awp friendly get_method gplus mplus register_method",
+    "methods": "Method RuleSet auto_steps awp friendly get_method gplus mplus register_method",
     "methods.configure": "configure_method",
     "models": "Normalize add_normalization build_model load_weights register_model save_weights",
     "models.export_network": "ExportedFile",
@@ -184,6 +184,7 @@ __all__ = [
     "as_source",
     "attack",
     "attack_images",
+    "auto_steps",
     "awp",
     "build_model",
     "configure_method",

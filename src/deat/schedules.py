@@ -14,12 +14,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from deat.core.buffers import Budget
+from deat.core.measurements import LARGEST_RISE, REACHED_RISE
 from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.utils.numbers import check_int, check_number, convert_number_fields
 
 __all__ = [
     "AccuracyAbove",
+    "AdversaryGap",
     "Budget",
     "EpochRecord",
     "EveryEpochs",
@@ -223,6 +225,20 @@ class Schedule(ABC):
             "method with a fixed number of steps, such as m+deat, m+pgd-7 or m+free-8."
         )
 
+    def to_auto(self, stretch_eps: float) -> "AdversaryGap":
+        """Return the auto+ form of this schedule, which lets the adversary's gap choose k, up to the largest k of this one.
+
+        Args:
+            stretch_eps: See `Schedule`.
+
+        Raises:
+            UsageError: If this schedule has no auto+ form.
+        """
+        raise UsageError(
+            f"auto+ cannot be applied to a method whose schedule is {self!r}, which already changes k. Put auto+ before a "
+            "method with a fixed number of steps, such as auto+deat, auto+pgd-7 or auto+free-8."
+        )
+
     def bounding_record(self, epoch: int, epochs: int, grows: bool) -> EpochRecord:
         """Make a record that makes k grow if it can, or keeps it: the two bounds between which a run's cost is estimated.
 
@@ -274,6 +290,20 @@ class Fixed(Schedule):
             stop_threshold=self.stop_threshold,
             stretch_eps=stretch_eps,
             ramp_eps=ramp_eps,
+        )
+
+    def to_auto(self, stretch_eps: float) -> "AdversaryGap":
+        """Return auto+ with this k as the largest; see `Schedule.to_auto`."""
+        if self.k == 0:
+            raise UsageError(
+                "auto+ needs a method with an adversary, and this one has none. Choose one such as auto+pgd-7."
+            )
+        return AdversaryGap(
+            max_steps=self.k,
+            alpha=self.alpha,
+            alpha_eps=self.alpha_eps,
+            stop_threshold=self.stop_threshold,
+            stretch_eps=stretch_eps,
         )
 
 
@@ -398,7 +428,7 @@ class GradientMagnitude(Schedule):
             f"{state['threshold']:.4g}, and since then at most {largest.magnitude:.4g} (epoch {largest.epoch + 1}). "
             "This is common with few images or with weights of natural training. Use a smaller gamma (--gamma, or "
             f"deat.configure_method in Python): below {largest.magnitude / first.magnitude:.3g}, k would have grown. "
-            "Or choose k yourself: free-4, pgd-7."
+            "Or put auto+ in the place of m+ (auto+deat, auto+pgd), which has no threshold, or choose k yourself: free-4, pgd-7."
         )
 
     def is_stuck(self, state: ScheduleState, records: Sequence[EpochRecord]) -> bool:
@@ -414,6 +444,76 @@ class GradientMagnitude(Schedule):
         # The tolerance, since the released scripts multiply in units of 1/255, where k * alpha equals eps exactly.
         is_in_ramp = k * self._absolute("alpha") < self._absolute("ramp") * (1 - 1e-9)
         return is_in_ramp or (record.magnitude > state["threshold"] and not is_capped)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AdversaryGap(Schedule):
+    """auto+: k follows how far the adversary converges, in the second half of training.
+
+    It reads two measurements of the last update of each batch: the first-order rise of the loss that delta reaches, and the
+    largest one in the ball. The gap is 1 - reached / largest, which is 0 where the adversary has converged.
+
+    In the first half, k is 0, and 1 from the epoch on after which the largest rise exceeds the loss. The second half begins
+    with half of `max_steps`, rounded down. Then k grows by one after an epoch whose gap is above `tolerance`, and falls by
+    one, not below 1, after one whose gap is below a quarter of it. It needs no threshold from an early epoch.
+
+    Args:
+        max_steps: The largest k.
+        tolerance: The gap above which k grows.
+        epochs: The number of epochs of the training.
+
+    Raises:
+        UsageError: If a setting is not accepted.
+    """
+
+    max_steps: int
+    tolerance: float = 0.04
+    epochs: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("max_steps", self.max_steps, 1)
+        check_number("tolerance", self.tolerance, lambda v: 0 < v < 1, "above 0 and below 1, such as 0.04")
+
+    def bind(self, eps: float, epochs: int) -> Self:
+        """Multiply all lengths by eps and set the number of epochs; see `Schedule.bind`."""
+        return replace(super().bind(eps, epochs), epochs=epochs)
+
+    def init(self) -> ScheduleState:
+        """Return k = 0; a training of one epoch has no first half."""
+        return {"k": self._late_k if self.epochs == 1 else 0}
+
+    def k_at(self, state: ScheduleState, epoch: int) -> int:
+        """Return the k of the state."""
+        if self.epochs < 1:
+            raise UsageError(
+                "AdversaryGap needs the number of epochs: AdversaryGap(..., epochs=N) or method.bind(threat, N)."
+            )
+        return int(state["k"])
+
+    def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
+        """Return the next epoch's k; see `Schedule.observe`."""
+        state, k = super().observe(state, record), int(state["k"])
+        reached, largest = _read_measured(record, REACHED_RISE.name), _read_measured(record, LARGEST_RISE.name)
+        _warn_if_zero_magnitude(record)
+        next_epoch, half = record.epoch + 1, self.epochs // 2
+        if next_epoch < half:
+            return {**state, "k": 1 if k or largest > record.loss else 0}
+        if next_epoch == half:
+            return {**state, "k": self._late_k}
+        gap = 1 - reached / largest if largest > 0 else 0.0
+        k += (gap > self.tolerance) - (gap < self.tolerance / 4)
+        return {**state, "k": min(max(k, 1), self.max_steps)}
+
+    def bounding_record(self, epoch: int, epochs: int, grows: bool) -> EpochRecord:
+        """Make a record whose gap is 1 or 0; see `Schedule.bounding_record`."""
+        rises = {REACHED_RISE.name: float(not grows), LARGEST_RISE.name: 1.0}
+        return replace(super().bounding_record(epoch, epochs, grows), loss=float(not grows), measured=rises)
+
+    @property
+    def _late_k(self) -> int:
+        """k at the beginning of the second half."""
+        return max(1, self.max_steps // 2)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -476,6 +576,30 @@ class LinearRamp(Schedule):
             stretch_eps=self.stretch_eps,
         )
 
+    def to_auto(self, stretch_eps: float) -> AdversaryGap:
+        """Return auto+ with `last` as the largest k and the step size stretch / k; see `Schedule.to_auto`."""
+        if self.stop_threshold_until is not None:
+            raise UsageError(
+                "auto+ cannot be applied to this method: its stopping level already depends on the epoch. Use auto+pgd."
+            )
+        return AdversaryGap(
+            max_steps=self.last,
+            alpha=self.alpha,
+            alpha_eps=self.alpha_eps,
+            stop_threshold=self.stop_threshold,
+            stretch=self.stretch,
+            stretch_eps=self.stretch_eps,
+        )
+
+
+def _read_measured(record: EpochRecord, name: str) -> float:
+    if name not in record.measured:
+        raise UsageError(
+            f"the schedule reads the measurement {name!r}, and the method does not declare it: make the method by "
+            "deat.auto_steps(base), or give it measurements=(REACHED_RISE, LARGEST_RISE) of deat.core.measurements."
+        )
+    return record.measured[name]
+
 
 def _clamp_k(k: int, max_steps: int | None) -> int:
     return k if max_steps is None else min(k, max_steps)
@@ -497,7 +621,7 @@ def _check_finite_magnitude(record: EpochRecord) -> None:
 def _warn_if_zero_magnitude(record: EpochRecord) -> None:
     if record.magnitude == 0 and record.epoch >= 1:
         warnings.warn(
-            f"the gradient magnitude l_X of epoch {record.epoch + 1} is zero, so M+ cannot choose k: the gradient with "
+            f"the gradient magnitude l_X of epoch {record.epoch + 1} is zero, so it cannot choose k: the gradient with "
             "respect to the images vanished.",
             RuntimeWarning,
             stacklevel=3,

@@ -30,8 +30,9 @@ UNION_RULES = ("worst", "random", "error", "magnitude")
 Box = tuple[float, float] | None
 """The least and the largest value of an input; None for no bounds."""
 UNIT_BOX: Box = (0.0, 1.0)
-"""That of images."""
+"""The box of images."""
 _BOUND_TOLERANCE = 1e-6  # rounding leaves a pixel that far from a bound that it reached
+_FAR = 1e3  # in units of eps; the projection of a point that far out has all but 0.1 % of the largest rise
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class FeatureValues:
         return cls(tuple(tensor.flatten().tolist()), tuple(tensor.shape))
 
     def like(self, examples: Tensor) -> Tensor:
-        """Return the numbers as a tensor of the examples' device and dtype. It is made once, and then kept.
+        """Return the numbers as a tensor of the examples' device and dtype. It is made once and cached.
 
         Args:
             examples: The examples, (B, ...).
@@ -233,7 +234,7 @@ class ThreatModel(ABC):
         """Return the perturbation inside ball and box that is nearest in Euclidean distance.
 
         Args:
-            x: The images, which must lie in the box. Of others no perturbation is in ball and box; it stays in the ball.
+            x: The images, which must lie in the box. For an image outside it the result is in the ball only.
             delta: Their perturbations.
 
         Returns:
@@ -249,7 +250,7 @@ class ThreatModel(ABC):
         Returns:
             The perturbations, those outside the ball scaled to its surface; for Linf, every pixel clamped to eps.
         """
-        delta = self._freeze(delta)
+        delta = self._zero_fixed_features(delta)
         norm = self.norm(delta).clamp(min=torch.finfo(delta.dtype).tiny)
         return delta * broadcast_mask((self.eps / norm).clamp(max=1), delta)
 
@@ -288,10 +289,10 @@ class ThreatModel(ABC):
             x: The images.
             delta: Their perturbations; those of fixed features become zero.
         """
-        delta = self._freeze(delta)
+        delta = self._zero_fixed_features(delta)
         return delta if self.box is None else delta.clamp(self.box[0] - x, self.box[1] - x)
 
-    def _freeze(self, delta: Tensor) -> Tensor:
+    def _zero_fixed_features(self, delta: Tensor) -> Tensor:
         """The perturbation without the changes of fixed features."""
         return delta * self.mutable.like(delta) if isinstance(self.mutable, FeatureValues) else delta
 
@@ -300,7 +301,9 @@ class ThreatModel(ABC):
 
     def _from_units(self, values: Tensor) -> Tensor:
         """Values in units of the scale as they are in the input, zero where a feature is fixed."""
-        return self._freeze(values * self.scale.like(values) if isinstance(self.scale, FeatureValues) else values)
+        return self._zero_fixed_features(
+            values * self.scale.like(values) if isinstance(self.scale, FeatureValues) else values
+        )
 
     def initial_delta(
         self,
@@ -377,6 +380,20 @@ class ThreatModel(ABC):
         """
         return self.project(x, self.step(x, delta, grad, alpha))
 
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return the perturbation in ball and box along which the loss rises most to first order.
+
+        It is exact for a ball of deat's norms; for a threat model of your own it is a step of the length eps.
+
+        Args:
+            x: The images.
+            grad: The gradients of the loss.
+
+        Returns:
+            The perturbations.
+        """
+        return self.pgd_step(x, torch.zeros_like(grad), grad, self.eps)
+
     def contains(self, x: Tensor, x_adv: Tensor, atol: float = 1e-6) -> Tensor:
         """Return whether each adversarial image is allowed, computed in float64.
 
@@ -397,13 +414,12 @@ class ThreatModel(ABC):
         if self.box is not None:
             low, high = self.box
             allowed &= ((adv >= low - atol - rounding) & (adv <= high + atol + rounding)).flatten(1).all(1)
-        if (
-            type(self).project is not _NormBall.project
-        ):  # a set of the user's own is what its projection leaves as it is
+        if type(self).project is not _NormBall.project:
+            # A set of the user's own: what its projection does not move is allowed.
             unit = 2 * torch.finfo(x.dtype).eps * clean.abs().clamp(min=1)
             moved = self.norm(self.project(clean, delta) - delta)
             allowed &= moved <= atol * max(1.0, self.eps) + self.norm(unit)
-        return allowed & (self._freeze(delta) == delta).flatten(1).all(1)
+        return allowed & (self._zero_fixed_features(delta) == delta).flatten(1).all(1)
 
 
 class _NormBall(ThreatModel):
@@ -427,9 +443,17 @@ class _NormBall(ThreatModel):
         if not self._feature_values():
             return self._project(delta, below, above, x)
         below, above = (None if room is None else self._to_units(room) for room in (below, above))
-        projected = self._from_units(self._project(self._to_units(self._freeze(delta)), below, above, None))
+        projected = self._from_units(
+            self._project(self._to_units(self._zero_fixed_features(delta)), below, above, None)
+        )
         # Rounding by the scale may leave the box by a float.
-        return projected if self.box is None else self._freeze(self.clip_to_box(x + projected) - x)
+        return projected if self.box is None else self._zero_fixed_features(self.clip_to_box(x + projected) - x)
+
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Project a point far out along the gradient; see `ThreatModel.steepest_delta`."""
+        slope = self._from_units(grad)
+        far = _FAR * self.eps * _normalize_rows(slope.flatten(1)).view_as(grad)
+        return self.project(x, self._from_units(far))
 
     def _room(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """How far each feature can fall and rise in the box."""
@@ -506,6 +530,10 @@ class Linf(_NormBall):
     def _move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
         """Every pixel by alpha along the sign of its slope."""
         return alpha * grad.sign()
+
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Take a step of length eps in every pixel; see `ThreatModel.steepest_delta`."""
+        return self.pgd_step(x, torch.zeros_like(grad), grad, self.eps)
 
     def project_to_ball(self, delta: Tensor) -> Tensor:
         """Clamp each pixel's change to eps; see `ThreatModel.project_to_ball`."""
@@ -714,7 +742,7 @@ class Union(ThreatModel):
         return self._rises(grad).argmax(0)
 
     def nearest(self, delta: Tensor) -> Tensor:
-        """Return the number of the ball that each perturbation is deepest inside of, or least outside of, (B,).
+        """Return the number of the ball in whose radius each perturbation's norm is least, (B,).
 
         Args:
             delta: The perturbations, (B, ...).
@@ -728,7 +756,7 @@ class Union(ThreatModel):
         return torch.stack([ball.norm(delta) / ball.eps for ball in self.threats])
 
     def norm(self, delta: Tensor) -> Tensor:
-        """Return the least norm in units of its ball's radius, (B,): at most 1 inside of any ball."""
+        """Return the least over the balls of norm / radius, (B,): at most 1 inside of any ball."""
         return self._depths(delta).amin(0)
 
     def dual_norm(self, grad: Tensor) -> Tensor:
@@ -742,6 +770,10 @@ class Union(ThreatModel):
     def pgd_step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
         """Step and project in the ball with the largest first-order rise; see `ThreatModel.pgd_step`."""
         return self.at(self.steepest(grad)).pgd_step(x, delta, grad, alpha)
+
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return that of the ball with the largest first-order rise; see `ThreatModel.steepest_delta`."""
+        return self.at(self.steepest(grad)).steepest_delta(x, grad)
 
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
         """Project to the ball whose projection is nearest; see `ThreatModel.project`."""
@@ -819,6 +851,10 @@ class BallPerExample(ThreatModel):
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
         """Project each perturbation to its ball and the box; see `ThreatModel.project`."""
         return self._select([ball.project(x, delta) for ball in self.union.threats])
+
+    def steepest_delta(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return each example's in its ball; see `ThreatModel.steepest_delta`."""
+        return self._select([ball.steepest_delta(x, grad) for ball in self.union.threats])
 
     def project_to_ball(self, delta: Tensor) -> Tensor:
         """Shrink each perturbation into its ball; see `ThreatModel.project_to_ball`."""

@@ -141,7 +141,8 @@ def test_declaration_survives_json_and_its_name_finds_it_again(name, rules):
 def test_schedule_state_that_went_through_json_gives_the_same_later_budgets(name, rules):
     schedule = deat.get_method(name, rules=rules).bind(THREATS[0], 12)
     magnitudes = [9.0, 5.0, 5.2, 5.3, 4.0, 6.0, 6.0, 6.5, 7.0, 7.0, 7.1, 8.0]
-    records = [EpochRecord(t, 1.0, 0.3 + 0.05 * t, m, 100) for t, m in enumerate(magnitudes)]
+    measured = {"reached_rise": 2.9, "largest_rise": 3.2}
+    records = [EpochRecord(t, 1.0, 0.3 + 0.05 * t, m, 100, measured=measured) for t, m in enumerate(magnitudes)]
     whole, parted = schedule.init(), schedule.init()
     for record in records:
         assert schedule.budget(parted, record.epoch) == schedule.budget(whole, record.epoch)

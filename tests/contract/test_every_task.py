@@ -15,6 +15,7 @@ from helpers.nets import same, weights
 
 METHODS = [
     *list_methods(),
+    "auto",
     "m+f+trades",
     "m+free",
     "m+yopo-5-3",
@@ -109,6 +110,20 @@ def test_every_norm_keeps_to_ball_and_box_at_the_declared_cost(name, norm, metho
     evaluation = deat.evaluate(net, (x, y), task=task, threat=threat, attacks="natural,pgd-2", sanity=False)
     assert evaluation.results[1].invalid == 0
     assert len(evaluation.balls) == (3 if norm == "union" else 0)
+
+
+@every_problem
+@pytest.mark.parametrize("method_name", ["auto", "auto+pgd-3", "auto+f+pgd-3"])
+def test_auto_reads_a_gap_between_0_and_1_on_every_task(name, method_name):
+    net, data, task, threat = problem(name)
+    config = deat.TrainConfig(epochs=5, batch_size=20, lr=0.01, device="cpu", val_attack="none")
+    result = deat.make_trainer(net, data, method=method_name, task=task, threat=threat, config=config).fit()
+    assert max(stats.k for stats in result.history) >= 1
+    for stats in result.history:
+        reached, largest = stats.measured["reached_rise"], stats.measured["largest_rise"]
+        assert largest >= 0
+        assert stats.k or reached == 0
+        assert -1e-6 <= reached <= largest * 1.002
 
 
 @every_problem

@@ -64,7 +64,7 @@ def test_a_file_that_contradicts_itself_is_refused_also_without_a_checksum(file:
     assert load_evaluation(file).num_images == 12
     edit(data)
     file.write_text(json.dumps(data))
-    with pytest.raises(DataError, match=r"is not an evaluation\.json"):
+    with pytest.raises(DataError, match=r"edited.*evaluate again"):
         load_evaluation(file)
 
 

@@ -18,9 +18,9 @@ THREATS = [deat.Linf(0.1), deat.L2(0.5), deat.L1(2.0)]
 NO_BALL_CONTAINS_ANOTHER = [deat.Linf(0.2), deat.L2(0.5), deat.L1(1.2)]
 UNIONS = [deat.Union(*NO_BALL_CONTAINS_ANOTHER, rule=rule) for rule in ("worst", "random", "error", "magnitude")]
 EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5", "g+fgsm", "m+g+deat", "awp+fgsm", "g+awp+m+deat"]
-EXTRAS += ["f+n-fgsm", "m+g+n-fgsm", "g+awp+m+fgsm-pgi", "awp+m+gradalign"]
+EXTRAS += ["f+n-fgsm", "m+g+n-fgsm", "g+awp+m+fgsm-pgi", "awp+m+gradalign", "auto+f+trades", "g+auto+pgd-3"]
 UPDATE_COSTS = {"g+fgsm": 1, "m+g+deat": 1, "awp+fgsm": 1, "g+awp+m+deat": 2, "m+g+n-fgsm": 1}
-UPDATE_COSTS |= {"g+awp+m+fgsm-pgi": 2, "gradalign": 2, "awp+m+gradalign": 3}
+UPDATE_COSTS |= {"g+awp+m+fgsm-pgi": 2, "gradalign": 2, "awp+m+gradalign": 3, "g+auto+pgd-3": 1}
 """Backprops a batch beyond k + 1."""
 
 

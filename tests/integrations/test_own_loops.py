@@ -360,16 +360,19 @@ def lightning_loops(distributed: deat.Distributed, folder: str) -> Any:
     from deat.integrations.lightning import make_fabric_step
 
     shares = [(x[distributed.rank :: 2], y[distributed.rank :: 2]) for x, y in BATCHES]
-    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
-    fabric.launch()
-    net, optimizer = make()
-    model, optimizer = fabric.setup(net, optimizer)
-    step = make_fabric_step(fabric, model, optimizer, method="m+deat", threat=THREAT, epochs=2)
-    for _ in range(2):
-        for x, y in shares:
-            step(x, y)
-        record = step.end_epoch()
-    found = [record.loss, record.magnitude, float(record.examples), *(float(p.sum()) for p in net.parameters())]
+    found = []
+    for precision in ("32-true", "bf16-mixed"):
+        fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", precision=precision)
+        fabric.launch()
+        net, optimizer = make()
+        model, optimizer = fabric.setup(net, optimizer)
+        step = make_fabric_step(fabric, model, optimizer, method="m+deat", threat=THREAT, epochs=2)
+        for _ in range(2):
+            for x, y in shares:
+                step(x, y)
+            record = step.end_epoch()
+        sums = [float(p.sum()) for p in net.parameters()]
+        found.append([record.loss, record.magnitude, float(record.examples), *sums])
     module = lit_module()(method="m+deat", threat=THREAT, val_attack="none")
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     trainer = lit_trainer(Path(folder), 2, devices=2, strategy="ddp", use_distributed_sampler=False)
@@ -382,9 +385,12 @@ def lightning_loops(distributed: deat.Distributed, folder: str) -> Any:
 @installed("lightning")
 def test_two_processes_with_fabric_and_lightning_train_as_with_ddp(tmp_path: Path) -> None:
     expected = together(ddp_loop)[0]
-    for fabric, lit in together(lightning_loops, str(tmp_path)):
-        assert fabric == expected
-        assert lit == expected
+    first, second = together(lightning_loops, str(tmp_path))
+    assert first == second
+    (exact, mixed), lit = first
+    assert exact == lit == expected
+    assert mixed != expected
+    assert mixed[0] == pytest.approx(expected[0], rel=0.1)
 
 
 @pytest.fixture
@@ -441,28 +447,37 @@ def accelerate_loop(distributed: deat.Distributed) -> Any:
     os.environ["ACCELERATE_USE_CPU"] = "true"
     make_torchvision_importable()
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     from deat.integrations.accelerate import make_accelerate_step
 
     warnings.simplefilter("ignore")
-    accelerator = Accelerator(cpu=True)
-    net, optimizer = make()
-    model, optimizer, loader = accelerator.prepare(net, optimizer, Loader(batch_size=32))
-    step = make_accelerate_step(accelerator, model, optimizer, method="m+deat", threat=THREAT, epochs=2)
-    for _ in range(2):
-        for x, y in loader:
-            step(x, y)
-        record = step.end_epoch()
-    sums = [float(p.sum()) for p in net.parameters()]
-    return [type(model).__name__, accelerator.num_processes, record.loss, record.examples, sums]
+    found = []
+    for precision in ("no", "bf16"):
+        AcceleratorState._reset_state()
+        accelerator = Accelerator(cpu=True, mixed_precision=precision)
+        net, optimizer = make()
+        model, optimizer, loader = accelerator.prepare(net, optimizer, Loader(batch_size=32))
+        step = make_accelerate_step(accelerator, model, optimizer, method="m+deat", threat=THREAT, epochs=2)
+        for _ in range(2):
+            for x, y in loader:
+                step(x, y)
+            record = step.end_epoch()
+        sums = [float(p.sum()) for p in net.parameters()]
+        about = (type(model).__name__, accelerator.num_processes, accelerator.mixed_precision)
+        found.append([about, record.loss, record.examples, sums])
+    return found
 
 
 @installed("accelerate")
 def test_two_processes_with_accelerate_share_gradients_and_sums() -> None:
     first, second = together(accelerate_loop)
-    assert first[:2] == ["DistributedDataParallel", 2]
     assert first == second
-    assert first[3] == len(IMAGES)
+    exact, mixed = first
+    assert [about for about, *_ in first] == [("DistributedDataParallel", 2, precision) for precision in ("no", "bf16")]
+    assert exact[2] == mixed[2] == len(IMAGES)
+    assert mixed[1] != exact[1]
+    assert mixed[1] == pytest.approx(exact[1], rel=0.1)
 
 
 def tiny_vit() -> Any:
@@ -515,6 +530,26 @@ def test_the_trainer_of_transformers_trains_resumes_and_evaluates_under_attack(t
     other.train(resume_from_checkpoint=str(checkpoint))
     assert other._step.history == step.history
     assert_same(other.model, trainer.model)
+
+
+def transformers_loop(distributed: deat.Distributed, folder: str) -> Any:
+    warnings.simplefilter("ignore")
+    make_torchvision_importable()
+    trainer = hf_trainer(Path(folder), bf16=True)
+    trainer.train()
+    scores = trainer.evaluate_under_attack(attack="pgd-2")
+    last, sums = trainer._step.history[-1], [float(p.detach().sum()) for p in trainer.model.parameters()]
+    about = (trainer.args.world_size, trainer.accelerator.mixed_precision)
+    return about, last.examples, last.loss, scores["eval_robust_accuracy"], sums
+
+
+@installed("transformers", "accelerate")
+def test_two_processes_with_transformers_in_mixed_precision_share_gradients_and_sums(tmp_path: Path) -> None:
+    first, second = together(transformers_loop, str(tmp_path))
+    assert first == second
+    about, examples, *_ = first
+    assert about == (2, "bf16")
+    assert examples == len(IMAGES) + 64, "the Trainer fills the last batch of both processes"
 
 
 @installed("transformers", "accelerate")

@@ -23,7 +23,7 @@ from deat.engine.kernels import (
 
 TARGET = GPUTarget("cuda", 90, 32)
 IMAGES = ("x", "other", "total", "beside", "y", "dy", "gate", "more", "dx", "by_beside", "pooled", "logits", "grad")
-SIZES = ("M", "N", "C", "HW", "rows", "n", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "pad", "every")
+SIZES = ("M", "N", "C", "HW", "rows", "n", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "pad", "index_stride")
 TILE = {"BM": 128, "BC": 64, "ACC": tl.float32, "EPS": 1e-5, "EARLY": True}
 
 

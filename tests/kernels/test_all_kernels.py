@@ -202,7 +202,7 @@ def test_weight_gradients_that_are_taken_apart_train_the_same_weights(
 
 def _begin_here(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
     """A weight's gradient, taken at once."""
-    grad = conv_streams._conv_gradient(dy, x, weight, ctx.sizes, by_x=False)
+    grad = conv_streams._conv_gradient(dy, x, weight, ctx.sizes, needs_grad_x=False)
     ctx.leaf.grad = grad if ctx.leaf.grad is None else ctx.leaf.grad + grad
 
 
@@ -210,7 +210,7 @@ def test_a_compact_batch_that_is_still_whole_is_attacked_with_the_weights_as_the
     torch._dynamo.reset()
     trainer = trainer_of(configure_method(deat.get_method("fat-5"), deat.Linf(), compact=True), "compile")
     runner, whole = trainer.game.executor, []
-    calls, attack = trainer.game.calls, trainer.game.calls.attack_loss
+    calls, attack = trainer.game.functions, trainer.game.functions.attack_loss
 
     def attacked(x: Tensor, *rest: Tensor) -> LossOutput:
         assert runner.compiled is not None

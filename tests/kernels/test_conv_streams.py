@@ -26,9 +26,9 @@ def idle_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_read_beside_is_not_added_to_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     gradient, read, summed = conv_streams._conv_gradient, [], []
 
-    def noted(dy: Tensor, *rest: Any, by_x: bool) -> Tensor:
+    def noted(dy: Tensor, *rest: Any, needs_grad_x: bool) -> Tensor:
         read.append(dy.data_ptr())
-        return gradient(dy, *rest, by_x=by_x)
+        return gradient(dy, *rest, needs_grad_x=needs_grad_x)
 
     monkeypatch.setattr(conv_streams, "_conv_gradient", noted)
     x, weight = torch.randn(2, 4, 5, 5, requires_grad=True), torch.randn(4, 4, 3, 3, requires_grad=True)

@@ -277,7 +277,7 @@ def restart_on_all_images(net, x, y, attack):
     draw, adv, counts = generator(), x, []
     for _ in range(attack.restarts):
         correct = net(adv).argmax(1) == y
-        restarted = replace(attack, restarts=1)(net, x, y, THREAT, draw)
+        restarted = replace(attack, name="one start", restarts=1)(net, x, y, THREAT, draw)
         adv = torch.where(correct.view(-1, 1, 1, 1), restarted, adv)
         counts.append(int(correct.sum()))
     return adv, counts

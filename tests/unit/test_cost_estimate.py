@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import deat
 from deat.cli.main import main
 from deat.evaluation.attacks import parse_attack
 from deat.training import cost_estimate
@@ -56,12 +57,17 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ImageCloc
             "--method fgsm --epochs 4 --val-attack none --test-images 0",
             {"training", "validation", "saving", "baseline"},
         ),
+        (
+            "--method pgd-2 --epochs 2 --test-images 0 --baseline no --init given.safetensors",
+            {"training", "validation", "saving", "watch", "scores"},
+        ),
     ],
 )
 def test_the_plan_counts_what_the_run_does(
     flags: str, parts: set[str], clock: ImageClock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv, plans = ["train", *flags.split(), "--n-train", "300"], []
+    deat.save_weights(deat.build_model("small", in_channels=1, image_size=8), "given.safetensors")
     for share in (0.0, 1.0):  # how many images are fooled early, only the run shows
         monkeypatch.setattr(cost_estimate, "ACTIVE_SHARE", share)
         assert main([*argv, "--dry-run", "--json"]) == 0

@@ -123,10 +123,13 @@ def test_the_api_reference_has_every_public_name():
 def test_make_test_asks_for_every_package_that_a_test_is_skipped_without():
     wanted = {n for p in (ROOT / "tests").rglob("*.py") for n in re.findall(r'importorskip\(\s*"(\w+)"', p.read_text())}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = re.findall(r'^\t-.* -e "\.\[(\w+)\]"$', (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text()
+    asked = re.findall(r'^\t-.* -e "\.\[(\w+)\]"$', makefile, flags=re.MULTILINE)
     wanted = {{"yaml": "pyyaml"}.get(name, name) for name in wanted}
     brought = {re.split(r"\W", text)[0] for extra in ("dev", *asked) for text in extras[extra]}
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert "triton" not in pinned, "a torch for CUDA accepts one version of it alone"
+    pinned |= set(re.findall(r" (triton)==", makefile))
     assert {"ray", "triton"} <= wanted <= brought & pinned
 
 

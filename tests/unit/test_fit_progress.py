@@ -77,7 +77,7 @@ def test_of_several_processes_the_first_one_alone_speaks(monkeypatch):
 class Stopped:
     """A trainer that is asked to stop in its third epoch."""
 
-    epoch, step, config, engine_note = 2, 0, deat.TrainConfig(epochs=9), ""
+    epoch, batches_done, config, engine_note = 2, 0, deat.TrainConfig(epochs=9), ""
     interruption, model = Interruption(), conv_net()
     train = SimpleNamespace(batch_size=QUICK["batch_size"])
     game = SimpleNamespace(cost=SimpleNamespace(backprops=0))

@@ -26,9 +26,11 @@ from deat.report.latex import render_latex_table
 from deat.report.page_data import build_settings
 from deat.report.problems import collect_flags
 from deat.report.report_data import load_report_data
+from deat.report.setting_names import NAMES, name_setting
 from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
 from deat.runs.run_dir import FIGURE_NAMES
 from deat.threat import L2, Linf
+from deat.training.best_epoch import BestChoice
 from helpers import nets
 from helpers.page_sections import render_section
 from helpers.runs import make_bench, make_run, one_run
@@ -88,6 +90,14 @@ def test_the_page_tells_how_autoattack_apart_was_asked_where_it_differs_from_the
     assert re.search(r'title="evaluation\.sample">[^<]*</dt><dd>no</dd>', text)
     assert re.search(r'title="evaluation of aa\.sample">[^<]*</dt><dd>yes</dd>', text)
     assert "evaluation of aa.seed" not in text  # it is the same
+
+
+def test_what_is_recorded_of_the_best_epoch_has_names_that_say_from_where_epochs_count():
+    keys = [f"best_epoch.{name}" for name in BestChoice(0, None, None, "last").as_json()]
+    assert {key for key in keys if key not in NAMES} == set()
+    for key in ("epoch", "most_robust", "indistinguishable"):
+        assert name_setting(f"best_epoch.{key}").endswith("counted from 0")
+    assert name_setting("evaluation.attacks.aa.targets.apgd-t") == "AA: targets of apgd-t"
 
 
 def test_a_run_s_folder_knows_every_figure_that_a_report_may_write():

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 import deat
 from deat.core.buffers import Buffers
 from deat.core.measurements import FIRST_ACCURACY, FIRST_LOSS, LARGEST_RISE, REACHED_RISE
-from helpers.games import THREATS, UNIONS, game_of, trainer_of
+from helpers.games import NO_BALL_CONTAINS_ANOTHER, THREATS, UNIONS, game_of, trainer_of
 from helpers.guards import no_host_reads
 from helpers.nets import conv_net, images
 
@@ -69,6 +69,55 @@ def test_measuring_costs_no_pass_and_changes_no_weight(name: str, threat: deat.T
     assert plain.meter.read(0) == replace(record, measured={})
     assert record.measured["reached_rise"] >= -1e-6 or name != "free-3"
     assert record.measured["largest_rise"] > 0
+
+
+def largest_rise_by_search(x: Tensor, grad: Tensor, threat: deat.ThreatModel) -> Tensor:
+    """The largest inner product in ball and box, by bisection of the Lagrange multiplier of the norm, in float64."""
+    size, room = grad.double().abs().flatten(1), torch.where(grad > 0, 1 - x, x).double().flatten(1)
+    if threat.name == "l1":
+        order = size.argsort(1, descending=True)
+        room, size = room.gather(1, order), size.gather(1, order)
+        left = (threat.eps - (room.cumsum(1) - room)).clamp(min=0)
+        return (size * torch.minimum(room, left)).sum(1)
+    low, high = torch.zeros(len(x), 1).double(), torch.full((len(x), 1), 1e9).double()
+    for _ in range(200):
+        middle = (low + high) / 2
+        fits = torch.minimum(middle * size, room).norm(dim=1, keepdim=True) <= threat.eps
+        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+    return (size * torch.minimum(low * size, room)).sum(1)
+
+
+@pytest.mark.parametrize("threat", [deat.L2(0.5), deat.L2(3.0), deat.L1(0.7), deat.L1(6.0)], ids=str)
+def test_the_steepest_perturbation_has_the_largest_rise_of_ball_and_box(threat):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(8, 2, 5, 5, generator=generator).round(decimals=1)  # some pixels are at a bound
+    grad = torch.randn(x.shape, generator=generator)
+    delta = threat.steepest_delta(x, grad)
+    assert threat.contains(x, x + delta).all()
+    assert torch.allclose((grad * delta).flatten(1).sum(1).double(), largest_rise_by_search(x, grad, threat), rtol=2e-3)
+    assert not threat.steepest_delta(x, torch.zeros_like(grad)).any()
+
+
+@pytest.mark.parametrize("rule", ["worst", "magnitude"])
+def test_the_steepest_perturbation_of_a_union_is_that_of_each_example_s_ball(rule):
+    union, x = deat.Union(*NO_BALL_CONTAINS_ANOTHER, rule=rule), images(6)[0]
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    ball = torch.arange(6) % 3
+    expected = [union.threats[n].steepest_delta(x[i : i + 1], grad[i : i + 1]) for i, n in enumerate(ball.tolist())]
+    assert torch.allclose(union.at(ball).steepest_delta(x, grad), torch.cat(expected), atol=1e-6)
+    assert torch.allclose(union.steepest_delta(x, grad), union.at(union.steepest(grad)).steepest_delta(x, grad))
+
+
+def test_examples_that_a_stopping_rule_has_stopped_have_no_rise():
+    """f+ with tau 0 stops each example that is misclassified; the rises of the others are as without it."""
+    x, y = images(6)
+    method = replace(deat.friendly(deat.get_method("pgd-2"), tau=0), measurements=ALL)
+    game = game_of(method, conv_net(), lr=0.0, measurements=ALL)
+    method.play_batch(game, x, y, BUDGET)
+    active, measured = game.last_batch.active, game.last_batch.measured
+    assert 0 < active.sum() < 6
+    assert torch.equal(measured[:, 2] != 0, active)
+    assert torch.equal(measured[:, 3] > 0, active)
 
 
 def test_methods_that_craft_have_one_update_which_is_the_first_and_the_last():

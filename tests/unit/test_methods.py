@@ -8,12 +8,13 @@ import pytest
 
 import deat
 from deat.core.example_stopping import StopWhenConverged, StopWhenFooled
+from deat.core.measurements import FIRST_LOSS, LARGEST_RISE, REACHED_RISE
 from deat.core.move_order import Craft, PenaliseGradient, Relay, Replay
 from deat.core.training_losses import CrossEntropy, Mart, StartConsistency, Trades
 from deat.errors import UsageError
 from deat.methods import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, method_registry
 from deat.methods.configure import configure_method
-from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, LinearRamp
+from deat.schedules import AccuracyAbove, AdversaryGap, EveryEpochs, Fixed, GradientMagnitude, LinearRamp
 
 EPS = deat.Linf(8 / 255)
 
@@ -99,6 +100,12 @@ REFUSED = {
     "m+deat-40%": "which already changes k",
     "m+dat": "already depends on the epoch",
     "m+m+deat": "which already changes k",
+    "m+auto": "which already changes k",
+    "auto+auto": "which already changes k",
+    "auto+m+pgd": "which already changes k",
+    "auto+deat-3": "which already changes k",
+    "auto+natural": "adversary",
+    "auto+dat": "level already depends",
     "m+free-1": "adversary",
     "f+free": "crafts before it updates",
     "f+deat-3": "crafts before it updates",
@@ -133,7 +140,7 @@ def test_what_is_neither_a_name_nor_a_method_is_refused(value):
         deat.get_method(value)
 
 
-@pytest.mark.parametrize(("compose", "prefix"), [(deat.mplus, "m+"), (deat.friendly, "f+")])
+@pytest.mark.parametrize(("compose", "prefix"), [(deat.mplus, "m+"), (deat.friendly, "f+"), (deat.auto_steps, "auto+")])
 def test_prefix_before_a_name_says_how_names_are_composed(compose, prefix):
     with pytest.raises(
         UsageError, match=re.escape("not 'pgd-7'") + ".*" + re.escape(f"deat.get_method('{prefix}NAME')")
@@ -162,6 +169,7 @@ FAMILIES = {
     "deat-3": (Replay, CrossEntropy, EveryEpochs),
     "deat-40%": (Replay, CrossEntropy, AccuracyAbove),
     "m+deat": (Replay, CrossEntropy, GradientMagnitude),
+    "auto+deat": (Replay, CrossEntropy, AdversaryGap),
     "m+pgd": (Craft, CrossEntropy, GradientMagnitude),
     "m+fgsm": (Craft, CrossEntropy, GradientMagnitude),
     "trades": (Craft, Trades, Fixed),
@@ -337,6 +345,37 @@ def test_a_largest_k_that_is_given_is_kept_under_the_literal_rules():
 @pytest.mark.parametrize("name", [n for n in method_registry.list_methods() if not n.startswith("m+")])
 def test_default_and_literal_rules_differ_in_m_plus_alone(name):
     assert default(name) == literal(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "full_name"),
+    [("auto", "auto+deat"), ("AUTO", "auto+deat"), ("g+auto", "g+auto+deat"), ("auto+pgd", "auto+pgd-7")],
+)
+def test_auto_is_short_for_replays_and_a_prefix_of_other_methods(name, full_name):
+    assert default(name).name == default(full_name).name == full_name
+    assert default(name) == default(full_name)
+
+
+@pytest.mark.parametrize(
+    ("name", "max_steps", "stretch_eps"),
+    [
+        ("auto", 7, 0.0),
+        ("auto+free-4", 3, 0.0),
+        ("auto+pgd", 7, 1.0),
+        ("auto+trades", 10, 1.0),
+        ("auto+yopo-5-3", 4, 0.0),
+    ],
+)
+def test_auto_goes_to_the_method_s_own_k_with_steps_that_cross_the_ball_as_m_plus_does(name, max_steps, stretch_eps):
+    for method in (default(name), literal(name), released(name)):
+        assert (method.schedule.max_steps, method.schedule.stretch_eps) == (max_steps, stretch_eps)
+    assert configure_method(name, max_steps=2).schedule.max_steps == 2
+    assert deat.auto_steps(default("pgd-7"), max_steps=3).schedule.max_steps == 3
+
+
+def test_auto_keeps_the_measurements_of_its_method():
+    method = replace(default("pgd-7"), measurements=(FIRST_LOSS, LARGEST_RISE))
+    assert deat.auto_steps(method).measurements == (FIRST_LOSS, LARGEST_RISE, REACHED_RISE)
 
 
 @pytest.mark.parametrize("name", ["m+deat", "m+free", "m+yopo-5-3"])

@@ -105,6 +105,7 @@ def test_sides_take_turns_in_processes_of_their_own():
     assert result["sides"] == {"parent": []}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of foolbox, at its import
 @pytest.mark.parametrize("method", ["pgd-7", "free-8", "trades"])
 def test_every_training_side_trains_the_network(method: str, monkeypatch: pytest.MonkeyPatch):
     peers = module("peers_training")
@@ -124,6 +125,7 @@ def test_every_training_side_trains_the_network(method: str, monkeypatch: pytest
         assert not any(map(torch.equal, before, nets[-1].parameters())), side
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of foolbox, at its import
 def test_every_side_that_evaluates_finds_the_same_accuracies():
     peers = module("peers_evaluation")
     model = tiny_net().eval()

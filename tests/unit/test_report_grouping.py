@@ -5,8 +5,10 @@ import json
 import pytest
 
 from deat.report.figure_data import PARETO_FRONT_NAME, build_trade_off_figure
+from deat.report.grouping import can_compare_rows
 from deat.report.page_data import build_winner_cards, find_front_indices
 from deat.report.report_data import load_report_data
+from deat.report.significance import select_rankable_rows
 from deat.report.tables import build_results_table
 from helpers.runs import make_bench, make_run, one_run
 
@@ -51,6 +53,28 @@ def test_runs_on_different_images_under_one_name_are_rows_of_their_own(tmp_path)
         "Rows differ in their data set (folder:a/data 11111111, folder:b/data 22222222), so not all of them can be "
         "compared."
     ) in subject.notes
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"alpha": 0.02}, "PGD-20 (alpha 0.02, 0.0375)"),
+        ({"restarts": 3, "start": "zero"}, "PGD-20 (restarts 1, 3; start uniform, zero)"),
+        ({"implementation": "other"}, None),
+    ],
+    ids=str,
+)
+def test_rows_whose_attacks_of_one_name_have_other_settings_are_not_ranked(change, told, tmp_path):
+    pgd = {"name": "pgd-20", "steps": 20, "alpha": 0.0375, "start": "uniform", "restarts": 1, "implementation": "deat"}
+    folders = []
+    for method, settings in (("m+deat", pgd), ("free-4", pgd | change)):
+        folder = make_run(tmp_path / method, method, shares=SHARES)
+        folders.append(judged(folder, attacks={"natural": {"name": "natural"}, "pgd-20": settings}))
+    found = load_report_data(folders)
+    notes = [note for note in found.notes if "settings of" in note]
+    assert can_compare_rows(found.rows) is (told is None)
+    assert bool(select_rankable_rows(found.rows)) is (told is None)
+    assert [told in note for note in notes] == ([True] if told else [])
 
 
 def test_runs_before_and_after_a_val_folder_came_to_a_set_are_rows_of_their_own(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
-from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, LinearRamp, Schedule
+from deat.schedules import AccuracyAbove, AdversaryGap, EveryEpochs, Fixed, GradientMagnitude, LinearRamp, Schedule
 
 SCHEDULES = {
     "fixed": Fixed(k=3, alpha=0.1, stop_threshold=3),
@@ -23,6 +23,7 @@ SCHEDULES = {
     "gradient magnitude": GradientMagnitude(alpha=0.1, max_steps=7),
     "ramped": GradientMagnitude(alpha=0.02, max_steps=2, ramp=0.1),
     "linear": LinearRamp(first=2, last=10, epochs=20, stretch=0.25, alpha=0.1),
+    "gap": AdversaryGap(max_steps=7, alpha=0.1, epochs=20),
     "falling level": LinearRamp(
         first=10, last=10, epochs=20, alpha=0.1, stop_threshold=0.5, stop_threshold_until=5 / 6
     ),
@@ -31,8 +32,11 @@ every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCH
 M_PLUS = GradientMagnitude(gamma=1.01, max_steps=7, alpha=10 / 255)
 
 
-def record(epoch: int, magnitude: float = 1.0, accuracy: float = 0.5) -> EpochRecord:
-    return EpochRecord(epoch, 1.0, accuracy, magnitude, 100)
+def record(
+    epoch: int, magnitude: float = 1.0, accuracy: float = 0.5, gap: float = 0.02, rise: float = 3
+) -> EpochRecord:
+    measured = {"largest_rise": rise, "reached_rise": (1 - gap) * rise}
+    return EpochRecord(epoch, 1.0, accuracy, magnitude, 100, measured=measured)
 
 
 def ks(schedule: Schedule, magnitudes: list[float]) -> list[int]:
@@ -203,6 +207,75 @@ def test_a_mark_of_accuracy_that_was_never_passed_is_reported():
     assert told(above, SPIKE[:1], accuracy=0.1) is None
 
 
+def ks_of_gaps(schedule: Schedule, gaps: list[float], rises: list[float] | None = None) -> list[int]:
+    """k in every epoch; the loss is 1 throughout."""
+    state, found = schedule.init(), []
+    for epoch, (gap, rise) in enumerate(zip(gaps, rises or [3.0] * len(gaps), strict=True)):
+        found.append(schedule.budget(state, epoch).k)
+        state = schedule.observe(state, record(epoch, gap=gap, rise=rise))
+    return found
+
+
+def test_auto_waits_for_half_of_training_and_then_follows_the_gap_both_ways():
+    schedule = AdversaryGap(max_steps=7, alpha=0.1, epochs=12)
+    gaps = [0.5] * 8 + [0.02] + [0.009] * 3
+    assert ks_of_gaps(schedule, gaps, [0.5] * 2 + [3.0] * 10) == [0, 0, 0, 1, 1, 1, 3, 4, 5, 5, 4, 3]
+
+
+def test_auto_needs_a_rise_above_the_loss_to_attack_early_and_keeps_attacking():
+    schedule = AdversaryGap(max_steps=7, alpha=0.1, epochs=12)
+    assert ks_of_gaps(schedule, [0.5] * 6, [1.0] * 6) == [0] * 6
+    assert ks_of_gaps(schedule, [0.5] * 6, [1.0, 1.1, 0.1, 0.1, 0.1, 0.1]) == [0, 0, 1, 1, 1, 1]
+
+
+def test_auto_stays_at_its_tolerance_and_at_a_quarter_of_it():
+    schedule = AdversaryGap(max_steps=7, alpha=0.1, epochs=2, tolerance=0.25)
+    for gap, after in ((0.2500001, 4), (0.25, 3), (0.0625, 3), (0.0624999, 2)):
+        assert schedule.observe({"k": 3}, record(1, gap=gap, rise=1))["k"] == after
+
+
+@pytest.mark.parametrize(("max_steps", "late"), [(1, 1), (2, 1), (3, 1), (7, 3), (10, 5)])
+def test_auto_stays_between_one_step_and_its_largest_k(max_steps, late):
+    schedule = AdversaryGap(max_steps=max_steps, alpha=0.1, epochs=20)
+    grown, fallen = ks_of_gaps(schedule, [0.9] * 20), ks_of_gaps(schedule, [0.0] * 20)
+    assert grown[10] == fallen[10] == late
+    assert (max(grown), grown[-1]) == (max_steps, max_steps)
+    assert (min(fallen[10:]), fallen[-1]) == (1, 1)
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1, [3]), (2, [0, 3]), (3, [0, 3, 4])])
+def test_auto_has_an_adversary_in_the_shortest_training(epochs, expected):
+    assert ks_of_gaps(AdversaryGap(max_steps=7, alpha=0.1, epochs=epochs), [0.5] * epochs) == expected
+
+
+def test_auto_says_which_measurements_its_method_has_to_declare():
+    with pytest.raises(UsageError, match=r"reached_rise.*auto_steps"):
+        SCHEDULES["gap"].observe({"k": 1}, EpochRecord(3, 1.0, 0.5, 1.0, 100))
+
+
+def test_auto_that_does_not_know_the_epochs_says_so():
+    with pytest.raises(UsageError, match="number of epochs"):
+        AdversaryGap(max_steps=7, alpha=0.1).budget({"k": 0}, 0)
+
+
+def test_auto_without_any_gradient_warns_and_asks_for_no_more_steps():
+    with pytest.warns(RuntimeWarning, match="is zero"):
+        state = SCHEDULES["gap"].observe({"k": 4}, record(12, magnitude=0.0, rise=0.0))
+    assert state == {"k": 3}
+
+
+def test_the_bounds_of_auto_s_cost_are_no_growth_and_growth_in_every_epoch():
+    schedule = AdversaryGap(max_steps=4, alpha=0.1, epochs=8)
+    bounds = []
+    for grows in (False, True):
+        state, found = schedule.init(), []
+        for epoch in range(8):
+            found.append(schedule.budget(state, epoch).k)
+            state = schedule.observe(state, schedule.bounding_record(epoch, 8, grows))
+        bounds.append(found)
+    assert bounds == [[0, 0, 0, 0, 2, 1, 1, 1], [0, 1, 1, 1, 2, 3, 4, 4]]
+
+
 def test_ramp_grows_k_past_the_cap_until_k_steps_cover_it():
     ramped = GradientMagnitude(alpha=2 / 255, ramp=8 / 255, max_steps=2)
     assert ks(ramped, [5.0, 4.0, 3.0, 2.0, 1.0, 0.9, 0.8]) == [0, 1, 1, 2, 3, 4, 4]
@@ -361,6 +434,8 @@ def test_linear_growth_ends_at_its_last_k():
         *[(lambda p=p: EveryEpochs(period=p, alpha=0.1), "period") for p in (0, -3, 1.5)],
         *[(lambda p=p: AccuracyAbove(percent=p, alpha=0.1), "percent") for p in (-1, 101, math.nan)],
         (lambda: LinearRamp(first=-1, last=2, alpha=0.1), "first"),
+        (lambda: AdversaryGap(max_steps=0, alpha=0.1), "max_steps"),
+        *[(lambda t=t: AdversaryGap(max_steps=7, tolerance=t, alpha=0.1), "tolerance") for t in (0, 1, math.nan)],
         (lambda: LinearRamp(first=5, last=4, alpha=0.1), "last"),
     ],
 )

@@ -143,7 +143,7 @@ class Pair(nn.Module):
         (lambda net, x, y: (net, (x * 255).byte(), y), r"x\.float\(\) / 255"),
         (lambda net, x, y: (net, x.numpy(), y), r"torch\.as_tensor\(x\)"),
         (lambda net, x, y: (net, x * 255, y), "outside"),
-        (lambda net, x, y: (net, x - 0.5, y), "outside"),
+        (lambda net, x, y: (net, x - 0.5, y), r"outside.*add_normalization\(model, mean, std\)"),
         (lambda net, x, y: (net, torch.full_like(x, torch.nan), y), "nan"),
         (lambda net, x, y: (net, x.double(), y), r"x\.to\(torch\.float32\)"),
         (lambda net, x, y: (net, x, y.tolist()), r"torch\.as_tensor\(y\)"),

@@ -78,7 +78,7 @@ def test_the_attack_maximises_the_loss_of_the_labels_themselves():
         )
         trainer.method.play_batch(trainer.game, x, y, trainer.budget)
         deltas.append(kept[0])
-        last = trainer.game.calls.unwrapped_objective
+        last = trainer.game.functions.unwrapped_objective
         assert last.task == CLASSIFICATION
     assert torch.equal(*deltas)
 

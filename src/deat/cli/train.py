@@ -446,7 +446,7 @@ class TrainCommand:
     model: str = "auto"
     """A name from `deat list models`, timm:NAME, torchvision:NAME, hf:NAME or my_file.py:NAME; auto fits the images."""
     method: str = "m+deat"
-    """A name from `deat list methods` (numbers may change, m+, f+, g+ and awp+ compose) or my_file.py:NAME, also m+NAME."""
+    """A name from `deat list methods` (numbers may change; m+, auto+, f+, g+, awp+ compose) or my_file.py:NAME, also m+NAME."""
     epochs: OptionalInt = None
     """Passes over the training set (30)."""
     eps: OptionalFloat = None

@@ -1,4 +1,4 @@
-"""What the moves ask of the network: losses, logits and the step of delta, as plain calls or compiled for one shape."""
+"""The functions that the moves call: losses, logits and the step of delta, eager or compiled for one batch shape."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -26,11 +26,12 @@ ProjectedStep = Callable[..., Tensor]
 
 
 class CompiledFunctions:
-    """The calls of `NetworkFunctions`, compiled for one batch shape.
+    """The functions of `NetworkFunctions`, compiled for one batch shape.
 
     With our own kernels (half precision on a GPU), batch norms are fused and large weights are cast to half precision
     once a move. Where several processes share a batch, the objective is compiled by torch's own compiler, since DDP
-    waits for the gradients of the weights themselves. In every other call the weights are detached inside the compiled
+    waits for the gradients of the weights themselves. In every other function the weights are detached inside the
+    compiled
     function: otherwise its backward would compute unused gradients.
 
     Args:
@@ -76,15 +77,15 @@ class CompiledFunctions:
 
 
 class NetworkFunctions:
-    """The calls that the moves make, compiled where the executor has compiled them for the batch's shape.
+    """The functions that the moves call: compiled if the executor has compiled them for the batch's shape, else eager.
 
     Args:
         net: The network.
         objective: The training loss around it, wrapped by DDP or not.
         attack: The attack, with the loss that it maximises.
-        threat: The threat model, which may be replaced; compiled calls keep the one that they saw.
+        threat: The threat model, which may be replaced; compiled functions keep the one that they were compiled with.
         task: What outputs and labels mean.
-        executor: Where compiled calls are kept.
+        executor: Where compiled functions are stored.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class NetworkFunctions:
         self._attack_loss = _make_inner_loss(net, attack.loss_fn(task))
 
     def compile_for(self, shape: torch.Size) -> CompiledFunctions:
-        """Compile every call for batches of one shape; the compiler runs at the first call."""
+        """Compile every function for batches of one shape; the compiler runs at the first call."""
         return CompiledFunctions(
             self._net,
             self._objective,

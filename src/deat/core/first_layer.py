@@ -38,16 +38,17 @@ class FirstLayer:
     Attributes:
         modules: The modules, in the order of their first calls.
         sees_input: Whether each call of these modules in one forward pass sees the input.
-        output_offsets: Zeros to be added to the modules' outputs, for each batch's buffers: the gradient of the loss by
-            an offset is its costate. There is one for each call by the objective, None if the call does not see the
-            perturbed input. Where the objective calls the network on perturbed inputs more than once, the calls share
-            offsets, so that costates are sums over these calls.
+        output_offsets: Zeros to be added to the modules' outputs, for each batch's buffers: the gradient of the loss
+            with respect to an offset is its costate. There is one for each call by the objective, None if the call does
+            not see the perturbed input. Where the objective calls the network on perturbed inputs more than once, the
+            calls share offsets, so that costates are sums over these calls.
     """
 
     modules: tuple[nn.Module, ...]
     sees_input: tuple[bool, ...]
     output_offsets: WeakKeyDictionary[Buffers, OutputOffsets] = field(default_factory=WeakKeyDictionary)
     _pending_calls: list[Any] = field(default_factory=list)
+    """For each call that the running pass has yet to make: its offset, or whether it sees the input."""
     _outputs: list[Tensor] = field(default_factory=list)
 
     def unique_offsets(self, buffers: Buffers) -> list[Tensor]:

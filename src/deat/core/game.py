@@ -67,7 +67,7 @@ class Game:
         meter: The sums of the epoch.
         cost: The work done so far.
         generator: The random numbers of delta's starts.
-        calls: The calls of the network.
+        functions: The losses, the logits and the step of delta, eager or compiled.
         executor: Runs the moves.
         carried_delta: The perturbation that a persistent attack carries from batch to batch.
         union_rule: How the balls of a union are picked; None for a threat model of one ball.
@@ -126,7 +126,7 @@ class Game:
         self.after_update: Callable[[], None] | None = None
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
         threat = parse_threat(threat)
-        self.calls = NetworkFunctions(net, objective, attack, threat, self.task, self.executor)
+        self.functions = NetworkFunctions(net, objective, attack, threat, self.task, self.executor)
         self.start_memory: StartMemory | None = None
         self.batch_index: Tensor | None = None
         self._must_remember, self._epoch = False, 0
@@ -144,11 +144,11 @@ class Game:
     @property
     def threat(self) -> ThreatModel:
         """The threat model. A new one holds from the next batch on; what was compiled and recorded is dropped."""
-        return self.calls.threat
+        return self.functions.threat
 
     @threat.setter
     def threat(self, threat: str | ThreatModel) -> None:
-        self.calls.threat = threat = parse_threat(threat)
+        self.functions.threat = threat = parse_threat(threat)
         self.union_rule = make_union_rule(threat, self.engine.device, self.distributed)
         self.executor.use_compiled(self.engine.use_compile)
         self.has_static_gradients = False
@@ -195,7 +195,7 @@ class Game:
             self._check_inputs(x, y)
             self._checks_inputs = x.device.type == "cpu"
         buffers = self._buffers_for(x, y)
-        if self.executor.begin_batch(buffers.x, self.calls.compile_for):
+        if self.executor.begin_batch(buffers.x, self.functions.compile_for):
             self.has_static_gradients = False
         buffers.x.copy_(x)
         buffers.y.copy_(y)
@@ -213,7 +213,7 @@ class Game:
         buffers.delta.copy_(self._initial_delta(buffers))
         if self.penalty is not None and self.penalty.needs_noise:
             self._draw_noise(buffers)
-        if self.calls.needs_start or self._must_remember:
+        if self.functions.needs_start or self._must_remember:
             buffers.initial_delta.copy_(buffers.delta)
         if self.attack.freeze is not None:
             self.attack.freeze.reset(buffers, self.stop_threshold)
@@ -351,7 +351,7 @@ class Game:
 
     def _store_reference_logits(self, buffers: Buffers) -> None:
         with torch.no_grad(), self.attack_mode(), self.engine.autocast():
-            logits = self.calls.logits(buffers.x)
+            logits = self.functions.logits(buffers.x)
         if buffers.reference_logits.shape != logits.shape:  # the first batch of this shape
             buffers.reference_logits = torch.zeros_like(logits, dtype=self.dtype)
         buffers.reference_logits.copy_(logits)
@@ -382,7 +382,7 @@ class Game:
         delta = self.delta_scale.scaled_delta(buffers.delta)
         with self.attack_mode(), self.engine.autocast():
             visible = self.attack.visible_delta(self.threat, buffers.x, delta)
-            loss, logits = self.calls.attack_loss(buffers.x, visible, buffers.y, buffers.reference_logits)
+            loss, logits = self.functions.attack_loss(buffers.x, visible, buffers.y, buffers.reference_logits)
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         self.engine.unscale_into(buffers.grad, grad, len(buffers))
         self.delta_scale.unscale_gradient(buffers.grad)
@@ -500,11 +500,11 @@ class Game:
             visible = self.attack.visible_delta(self.threat, buffers.x, delta)
             if penalty is not None:
                 bound = partial(penalty.add_to, threat=self.batch_threat(buffers), noise=buffers.noise)
-                loss, logits, own_grad = self.calls.penalised_objective(buffers, visible, bound)
+                loss, logits, own_grad = self.functions.penalised_objective(buffers, visible, bound)
             elif layer is None:
-                loss, logits = self.calls.objective(buffers, visible)
+                loss, logits = self.functions.objective(buffers, visible)
             else:
-                loss, logits = self.calls.objective_with_offsets(buffers, visible, layer)
+                loss, logits = self.functions.objective_with_offsets(buffers, visible, layer)
         if own_grad is not None and visible is not delta:
             (own_grad,) = torch.autograd.grad(visible, delta, own_grad, retain_graph=True)
         self.engine.backward(self._weight_by_share(loss, buffers))
@@ -588,7 +588,7 @@ class Game:
             buffers: The batch's buffers.
         """
         if self.attack.freeze is None and self.union_rule is None:
-            self.calls.projected_step(buffers.x, buffers.delta, buffers.grad, self.step_size, out=buffers.delta)
+            self.functions.projected_step(buffers.x, buffers.delta, buffers.grad, self.step_size, out=buffers.delta)
             return
         next_delta, next_ball = self._next_delta(buffers)
         if self.attack.freeze is not None:
@@ -603,7 +603,9 @@ class Game:
         if self.union_rule is not None:
             return self.union_rule.next_delta(self, buffers)
         out = torch.empty_like(buffers.delta)
-        return self.calls.projected_step(buffers.x, buffers.delta, buffers.grad, self.step_size, out=out), buffers.ball
+        return self.functions.projected_step(
+            buffers.x, buffers.delta, buffers.grad, self.step_size, out=out
+        ), buffers.ball
 
     def attack_losses(self, buffers: Buffers, delta: Tensor) -> Tensor:
         """Return the attack's loss of each example at x + delta, (B,), by a forward pass without gradients.
@@ -615,7 +617,7 @@ class Game:
             delta: The perturbations.
         """
         with torch.no_grad(), self.attack_mode(), self.engine.autocast():
-            outputs = self.calls.logits(buffers.x + self.attack.visible_delta(self.threat, buffers.x, delta))
+            outputs = self.functions.logits(buffers.x + self.attack.visible_delta(self.threat, buffers.x, delta))
             return self.attack.loss_fn(self.task)(outputs, buffers.y, buffers.reference_logits)
 
     def _measure_magnitude(self, buffers: Buffers) -> None:
@@ -687,7 +689,7 @@ class Game:
         layer = self._first_layer = self._first_layer or find_first_layer(self.net, buffers.x[:1])
         if buffers not in layer.output_offsets:
             with self.engine.autocast():
-                layer.make_offsets(self.calls.unwrapped_objective, buffers, self.engine.to_memory_format)
+                layer.make_offsets(self.functions.unwrapped_objective, buffers, self.engine.to_memory_format)
         return layer
 
     def mutable_tensors(self) -> Iterator[Tensor]:
@@ -716,7 +718,7 @@ class Game:
 
     @property
     def _num_forwards(self) -> int:
-        loss = getattr(self.calls.unwrapped_objective, "loss", None)
+        loss = getattr(self.functions.unwrapped_objective, "loss", None)
         return int(getattr(loss, "num_forwards", 1))
 
     def _count_backprop(self, num_forwards: int = 1) -> None:

@@ -55,17 +55,20 @@ def accuracy(buffers: Buffers, threat: ThreatModel) -> Tensor:
 
 
 def reached_rise(buffers: Buffers, threat: ThreatModel) -> Tensor:
-    """Return how far delta raises the loss to first order: its inner product with the gradient at its end."""
-    return (buffers.grad * buffers.delta).flatten(1).sum(1)
+    """Return how far delta raises the loss to first order: its inner product with the gradient at its end.
+
+    Examples that a stop rule has stopped count as 0, here and in `largest_rise`.
+    """
+    return _of_active(buffers, buffers.grad * buffers.delta)
 
 
 def largest_rise(buffers: Buffers, threat: ThreatModel) -> Tensor:
-    """Return how far the steepest perturbation of ball and box would raise the loss along the same gradient.
+    """Return how far the steepest perturbation of ball and box would raise the loss along the same gradient."""
+    return _of_active(buffers, buffers.grad * threat.steepest_delta(buffers.x, buffers.grad))
 
-    For Linf it is exact. For L2 and L1 the steepest one of the ball is projected to the box, which is a lower bound.
-    """
-    steepest = threat.pgd_step(buffers.x, buffers.delta * 0, buffers.grad, threat.eps)
-    return (buffers.grad * steepest).flatten(1).sum(1)
+
+def _of_active(buffers: Buffers, products: Tensor) -> Tensor:
+    return products.flatten(1).sum(1) * buffers.active
 
 
 FIRST_LOSS = Measurement("first_loss", loss, "first")

@@ -263,7 +263,7 @@ def _first_layer_gradient(game: Game, buffers: Buffers, layer: FirstLayer, costa
     """a: the gradient of <costate, first layer(x + delta)> with respect to delta."""
     delta = buffers.delta.detach().requires_grad_()
     with game.engine.autocast():
-        outputs = game.calls.first_layer_outputs(
+        outputs = game.functions.first_layer_outputs(
             buffers, game.attack.visible_delta(game.threat, buffers.x, delta), layer
         )
     (grad,) = torch.autograd.grad(outputs, delta, grad_outputs=costates)

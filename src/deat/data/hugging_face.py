@@ -103,8 +103,9 @@ def read_hugging_face(
         labels = torch.as_tensor(_read_labels(raw, label, name), dtype=torch.int64)
         class_names = classes or tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 1)))
         files = EncodedImages(raw.select_columns([image]), image)
-        loaded = load_or_stream(files, class_names, {name: (torch.arange(len(labels)), labels)}, size)
-        sets[name] = loaded[name]
+        # each part is loaded as a set of its own, whose only split is always named "train"
+        loaded = load_or_stream(files, class_names, {"train": (torch.arange(len(labels)), labels)}, size)
+        sets[name] = loaded["train"]
     return sets
 
 

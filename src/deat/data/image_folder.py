@@ -130,6 +130,8 @@ def _decode_and_cache(
         decoded = {name: decoded[name] for name in splits}
         if cache_dir:
             _save_cached(cache_dir, key, decoded, messages, has_lock)
+            # The cached images are mapped from disk, so that the decoded ones need not stay in memory beside a split.
+            return _load_cached(cache_dir, key) or (decoded, messages)
         return decoded, messages
 
 

@@ -12,7 +12,10 @@ from deat.errors import DataError
 _CHUNK_IMAGES = 1024
 
 _COUNT_FROM_0_HINT = "If your labels count from 1, subtract 1: deat's count from 0."
-_NORMALISED_HINT = "Images are float in [0, 1]; normalise inside the model: deat.fit(..., normalize=(mean, std))."
+_NORMALISED_HINT = (
+    "Images are float in [0, 1]; normalise inside the model: deat.add_normalization(model, mean, std), or deat.fit(..., "
+    "normalize=(mean, std))."
+)
 _JITTERED_HINT = (
     "These are close to [0, 1], as after a jitter of colours, added noise or bicubic resizing: end the transform with "
     "images.clamp(0, 1)."

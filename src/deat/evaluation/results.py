@@ -459,11 +459,8 @@ def load_evaluation(path: str | Path) -> Evaluation:
             raise NewerVersionError(
                 f"{str(path)!r} has schema {data['schema']!r}; this deat reads up to {SCHEMA_VERSION}. Upgrade deat."
             )
-        if not is_unchanged(data):
-            raise ValueError("its checksum does not match: it was damaged or edited")
-        evaluation = _parse_evaluation(data)
-        _check_accuracies(evaluation, data)
-        return evaluation
+        evaluation = _parse_evaluation(data) if is_unchanged(data) else None
+        contradiction = _find_contradiction(evaluation, data) if evaluation else "its checksum does not match"
     except NewerVersionError:
         raise
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -472,17 +469,18 @@ def load_evaluation(path: str | Path) -> Evaluation:
         raise DataError(
             f"{str(path)!r} is not an evaluation.json that deat wrote ({summarize_error(error)}). Leave it out."
         ) from None
+    if evaluation is None or contradiction:
+        raise DataError(
+            f"{str(path)!r} was damaged, or edited after deat wrote it: {contradiction}. Leave it out, and evaluate again."
+        )
+    return evaluation
 
 
-def _check_accuracies(evaluation: Evaluation, data: dict[str, Any]) -> None:
-    """Compare the stored accuracies and numbers of images with the verdicts.
-
-    Raises:
-        ValueError: They differ, so that the file contradicts itself.
-    """
+def _find_contradiction(evaluation: Evaluation, data: dict[str, Any]) -> str:
+    """Compare the stored accuracies and numbers of images with the verdicts; empty if they are the same."""
     lengths = {len(result.correct) for result in evaluation.results}
     if len(lengths) > 1 or lengths - {data.get("images", evaluation.num_images)}:
-        raise ValueError(f"it holds verdicts of {sorted(lengths)} images, and says {data.get('images')}")
+        return f"it holds verdicts of {sorted(lengths)} images, and says {data.get('images')}"
     counted = {name: sum(hits) / max(1, len(hits)) for name, hits in evaluation.verdicts.items()}
     stored = data.get("metrics") and {name: values[evaluation.metric] for name, values in data["metrics"].items()}
     for name, share in data.get("accuracy", {}).items():
@@ -490,7 +488,8 @@ def _check_accuracies(evaluation: Evaluation, data: dict[str, Any]) -> None:
         if expected is None or not math.isclose(float(share), expected, rel_tol=0, abs_tol=1e-9):
             is_nan = expected is not None and math.isnan(float(share)) and math.isnan(expected)
             if not is_nan:
-                raise ValueError(f"its accuracy under {name} is {share!r}, and its verdicts say {expected!r}")
+                return f"its accuracy under {name} is {share!r}, and its verdicts say {expected!r}"
+    return ""
 
 
 def _parse_evaluation(data: Any) -> Evaluation:

@@ -5,7 +5,7 @@ from pkgutil import iter_modules
 
 from deat.methods.method import Method
 from deat.methods.method_registry import get_method, list_methods, register_method
-from deat.methods.prefixes import awp, friendly, gplus, mplus
+from deat.methods.prefixes import auto_steps, awp, friendly, gplus, mplus
 from deat.methods.rule_sets import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, RuleSet
 
 for _module in iter_modules(__path__):
@@ -17,6 +17,7 @@ __all__ = [
     "RELEASED_RULES",
     "Method",
     "RuleSet",
+    "auto_steps",
     "awp",
     "friendly",
     "get_method",

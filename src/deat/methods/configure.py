@@ -44,7 +44,7 @@ def configure_method(
         method: A Method, or a name of one.
         threat: Threat model, such as Linf(8 / 255) or "l2:0.5". Needed for alpha.
         gamma: M+: k grows when l_X exceeds gamma times its value at the last growth.
-        max_steps: M+, DEAT-d and DEAT-p%: largest k.
+        max_steps: M+, AUTO+, DEAT-d and DEAT-p%: largest k.
         alpha: Step size, absolute as the eps of the threat is, the same at every k.
         beta: TRADES and MART: weight of the robust term; FGSM-PGI: of the difference to the outputs at the start.
         tau: FAT and F+: steps granted after an example is misclassified.
@@ -76,7 +76,9 @@ def configure_method(
         "stretch_eps": None if alpha is None else 0.0,
         "stop_threshold": None if tau is None else float(tau),
     }
-    method = _replace_settings(method, "schedule", schedule, "gamma and max_steps belong to m+ methods, such as m+deat")
+    method = _replace_settings(
+        method, "schedule", schedule, "gamma belongs to m+ methods, max_steps to those that change k, such as m+deat"
+    )
     method = _replace_penalty(method, g_form, {"weight": g_weight, "step": g_step})
     method = _replace_perturbation(method, {"gamma": awp_gamma, "warmup": awp_warmup})
     method = _replace_settings(method, "probe", {"space": space}, "")

@@ -5,12 +5,15 @@ every d epochs (DEAT-d), when training accuracy exceeds p % (DEAT-p%), or when t
 (M+DEAT). Moves of a batch (core/game.py): `J^(k+1)`.
 Citation: Wang et al., "Dynamic efficient adversarial training guided by gradient magnitude", 2022.
 Settings: alpha 1.25 eps (10/255), uniform start; M+DEAT gamma 1.01, k at most 7. Cost: k + 1 backprops a batch.
+
+AUTO+DEAT, `auto` for short, is our own: the same replays, with k chosen by how far the adversary converges. k is 0 or 1 in
+the first half of training and at most 7. It ties with plain ramps and FREE at equal backprops, and needs no number.
 """
 
 from deat.core.move_order import Replay
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.prefixes import mplus
+from deat.methods.prefixes import auto_steps, mplus
 from deat.methods.rule_sets import RuleSet
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, Schedule
 
@@ -39,4 +42,14 @@ def deat_p(rules: RuleSet, p: int = 40) -> Method:
 @register_method("m+deat")
 def m_deat(rules: RuleSet) -> Method:
     """Build M+DEAT, with k at most 7."""
-    return mplus(_replay_method(rules, Fixed(k=7, alpha_eps=ALPHA_EPS), "replays"), rules=rules)
+    return mplus(_seven_replays(rules), rules=rules)
+
+
+@register_method("auto+deat")
+def auto_deat(rules: RuleSet) -> Method:
+    """Build AUTO+DEAT, with k at most 7."""
+    return auto_steps(_seven_replays(rules))
+
+
+def _seven_replays(rules: RuleSet) -> Method:
+    return _replay_method(rules, Fixed(k=7, alpha_eps=ALPHA_EPS), "replays")

@@ -1,4 +1,4 @@
-"""Methods by name: registered patterns, the paper's spellings, and the prefixes m+, f+, g+ and awp+.
+"""Methods by name: registered patterns, the paper's spellings, and the prefixes m+, auto+, f+, g+ and awp+.
 
 A pattern's capital letters are whole numbers: ``pgd-K`` matches ``pgd-7`` and ``pgd-10``, and ``pgd`` with the default
 of the builder's parameter k. A part in brackets is left out of the name at that default: ``trades[-K]``. A method
@@ -20,8 +20,14 @@ from deat.utils.user_code import get_qualified_name, is_file_spec, load_module, 
 
 PLUGIN_GROUP = "deat.methods"
 MethodBuilder = Callable[..., Method]
-METHOD_ALIASES = {r"u-fgsm": "fgsm", r"pgd-at": "pgd", r"free-at": "free", r"\bmdeat\b": "m+deat"}
-"""Spellings of the paper, as regular expressions, and the names that they stand for."""
+METHOD_ALIASES = {
+    r"u-fgsm": "fgsm",
+    r"pgd-at": "pgd",
+    r"free-at": "free",
+    r"\bmdeat\b": "m+deat",
+    r"(^|\+)auto$": r"\1auto+deat",
+}
+"""Spellings of the paper and short names, as regular expressions, and the names that they stand for."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def register_method(pattern: str, *prefixes: str) -> Callable[[MethodBuilder], M
     """Register a method under a name: a decorator for a function that returns a Method.
 
     A parameter of the function called `rules`, if there is one, receives the rule set. Every method can be composed
-    with m+, f+, g+ and awp+.
+    with m+, auto+, f+, g+ and awp+.
 
     Args:
         pattern: Name of the method. Capital letters are whole numbers and parameters of the function, as in bold-K.
@@ -114,8 +120,8 @@ def get_method(name: str | Method, *, rules: str | RuleSet = "default") -> Metho
     """Return the method of a name.
 
     Args:
-        name: A registered name (numbers may change, m+, f+, g+ and awp+ compose), a file's method as my_file.py:NAME, or a
-            Method, which is returned as it is.
+        name: A registered name (numbers may change, m+, auto+, f+, g+ and awp+ compose), a file's method as my_file.py:NAME,
+            or a Method, which is returned as it is.
         rules: Rule set, "default", "literal" or "released".
 
     Returns:
@@ -186,7 +192,7 @@ def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
         "method",
         original_name,
         list_methods(),
-        "Numbers may change (pgd-10, deat-55%), and m+, f+, g+ and awp+ compose.",
+        "Numbers may change (pgd-10, deat-55%), and m+, auto+, f+, g+ and awp+ compose.",
     )
 
 

@@ -1,9 +1,11 @@
 """The prefixes as functions from method to method.
 
-M+ lets the gradient magnitude decide how many steps the adversary takes. F+ (friendly) lets each example
-stop tau steps after it is first misclassified (Zhang et al. 2020). G+ adds a penalty on the gradient of the loss by
-the input to the last update of each batch (Finlay and Oberman 2021; Moosavi-Dezfooli et al. 2019). AWP+ takes the
-gradient of that update at the worst weights nearby (Wu, Xia, Wang 2020).
+M+ lets the gradient magnitude decide how many steps the adversary takes. AUTO+ lets it be decided by how far the
+adversary converges: by the mean over an epoch of its first-order stationarity condition (Wang et al. 2019), relative to
+the largest value that it can have. F+ (friendly) lets each example stop tau steps after it is first misclassified (Zhang
+et al. 2020). G+ adds a penalty on the input gradient of the loss to the last update of each batch (Finlay and Oberman
+2021; Moosavi-Dezfooli et al. 2019). AWP+ takes the gradient of that update at the worst weights nearby (Wu, Xia, Wang
+2020).
 """
 
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from dataclasses import replace
 
 from deat.core.example_stopping import StopWhenFooled
 from deat.core.gradient_penalty import GradientPenalty
+from deat.core.measurements import LARGEST_RISE, REACHED_RISE
 from deat.core.move_order import PenaliseGradient, PerturbWeights, Relay, find_play
 from deat.core.weight_perturbation import WeightPerturbation
 from deat.errors import UsageError, unknown_name_error
@@ -47,6 +50,41 @@ def mplus(
     if max_steps is not None or not rule_set.caps_mplus:
         schedule = replace(schedule, max_steps=max_steps)
     return replace(base, name=f"m+{base.name}", schedule=schedule, summary=_join(base.summary, "k guided by l_X"))
+
+
+def auto_steps(base: Method, max_steps: int | None = None) -> Method:
+    """Return AUTO+base: k is small in the first half of training, and then follows how far the adversary converges.
+
+    k may grow and fall, and needs no threshold from an early epoch, so that it also works for fine-tuning and on few
+    images. See `deat.schedules.AdversaryGap`. Its signals cost no pass. Methods that craft make steps of max(eps / k, alpha),
+    as under m+.
+
+    Args:
+        base: Method with a fixed number of steps.
+        max_steps: Largest k; by default the base's own k.
+
+    Returns:
+        The method, named auto+base.
+
+    Raises:
+        UsageError: If base is no Method, has no adversary, or already changes k by itself.
+
+    Example:
+        >>> deat.auto_steps(deat.get_method("pgd-7")).name
+        'auto+pgd-7'
+    """
+    _check_is_method(base, "auto+")
+    schedule = base.schedule.to_auto(stretch_eps=float(base.play.crafts_first))
+    if max_steps is not None:
+        schedule = replace(schedule, max_steps=max_steps)
+    declared = {measurement.name: measurement for measurement in (*base.measurements, REACHED_RISE, LARGEST_RISE)}
+    return replace(
+        base,
+        name=f"auto+{base.name}",
+        schedule=schedule,
+        summary=_join(base.summary, "k by how far the adversary converges"),
+        measurements=tuple(declared.values()),
+    )
 
 
 def friendly(base: Method, tau: int = 3) -> Method:
@@ -167,6 +205,7 @@ def awp(base: Method, gamma: float = 0.005, warmup: int = 0) -> Method:
 
 PREFIXES: dict[str, Callable[[Method, RuleSet], Method]] = {
     "m+": lambda base, rules: mplus(base, rules=rules),
+    "auto+": lambda base, rules: auto_steps(base),
     "f+": lambda base, rules: friendly(base),
     "g+": lambda base, rules: gplus(base),
     "awp+": lambda base, rules: awp(base),

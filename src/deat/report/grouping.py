@@ -16,6 +16,8 @@ NON_IDENTITY_SETTINGS = ("seed", "data_root", "download", "device", "threads", "
 """Settings that do not make another row: the seed, and how a run was executed."""
 RESULT_NEUTRAL_SETTINGS = ("engine", "block", "workers", "device", "threads", "deterministic", "aa_n", "aa_whole")
 """Settings that change neither training nor evaluation; how many images AutoAttack ran on is reported as a sample."""
+NEUTRAL_ATTACK_SETTINGS = {"name", "implementation"}
+"""What may differ between attacks of one name: both implementations of AutoAttack give the same verdicts."""
 
 
 # ---- which runs form a row
@@ -215,7 +217,8 @@ def assign_comparison_groups(rows: Sequence[ReportRow]) -> list[int]:
 
 
 def can_compare_rows(rows: Sequence[ReportRow]) -> bool:
-    """Whether all rows were evaluated on the same data set and threat model, so that one can be the best."""
+    """Whether all rows were evaluated on the same data set, by the same threat model and attacks, so that one can be the
+    best."""
     return len(set(assign_comparison_groups(rows))) < 2
 
 
@@ -252,11 +255,33 @@ def _can_compare_row_pair(row: ReportRow, other: ReportRow) -> bool:
 
 
 def _can_compare_runs(run: RunResults, other: RunResults) -> bool:
-    """Whether two runs' accuracies mean the same: on the same data set, under the same threat model."""
+    """Whether two runs' accuracies mean the same: on the same data set, under the same threat model and attacks."""
     threats = [
         (r.evaluation.settings["threat"], r.evaluation.settings.get("task")) for r in (run, other) if r.evaluation
     ]
-    return has_same_test_images(run, other) and threats[:1] == threats[1:]
+    return has_same_test_images(run, other) and threats[:1] == threats[1:] and not find_attack_differences([run, other])
+
+
+def find_attack_differences(runs: Sequence[RunResults]) -> dict[str, dict[str, list[Any]]]:
+    """Find attacks that were run under one name with different settings, such as other steps of `--alpha`.
+
+    Args:
+        runs: Evaluated runs. Those against different threat models differ anyway, so they are not looked at.
+
+    Returns:
+        By attack, the values of each setting that differs.
+    """
+    settings = [run.evaluation.settings for run in runs if run.evaluation]
+    if any(one["threat"] != settings[0]["threat"] for one in settings):
+        return {}
+    found: dict[str, dict[str, list[Any]]] = {}
+    for name in dict.fromkeys(name for one in settings for name in one.get("attacks", {})):
+        described = [one["attacks"][name] for one in settings if name in one.get("attacks", {})]
+        for key in set.intersection(*map(set, described)) - NEUTRAL_ATTACK_SETTINGS:
+            values = {json.dumps(each[key], sort_keys=True): each[key] for each in described}
+            if len(values) > 1:
+                found.setdefault(name, {})[key] = [values[text] for text in sorted(values)]
+    return found
 
 
 def _read_requested_data(run: RunResults) -> str:

@@ -78,7 +78,8 @@ from deat.report.validation_results import (
 from deat.utils.text import format_eps, make_printable
 
 NOT_COMPARABLE_TEXT = (
-    "These rows were evaluated on different data sets or under different threat models, so none of them is the best."
+    "These rows were evaluated on different data sets, under different threat models, or by attacks with different settings, "
+    "so none of them is the best."
 )
 NO_RESULTS_TEXT = "No run is evaluated yet, so there is nothing to rank."
 NOT_ATTACKED_TEXT = (

@@ -15,13 +15,14 @@ from deat.report.grouping import (
     assign_unique_names,
     collect_code_versions,
     describe_test_data,
+    find_attack_differences,
     group_runs,
     has_same_test_images,
     merge_bench_rows,
     read_evaluation_info,
 )
 from deat.report.problems import add_status, list_unchecked_seeds
-from deat.report.row_statistics import describe_samples, describe_single_seeds
+from deat.report.row_statistics import describe_samples, describe_single_seeds, format_attack_name
 from deat.report.run_results import BenchResults, ReportRow, RunResults, load_bench, load_run_results
 from deat.runs.checkpoint_folder import read_checkpoint_folder
 from deat.runs.run_dir import has_checkpoint
@@ -30,7 +31,7 @@ from deat.threat import format_threat
 from deat.training.epoch_records import EpochWatch, read_watch
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.json_checksum import is_unchanged
-from deat.utils.text import make_printable, summarize_error
+from deat.utils.text import format_eps, make_printable, summarize_error
 from deat.utils.user_code import is_file_spec
 from deat.utils.user_paths import expand_path
 
@@ -238,6 +239,12 @@ def _describe_differences(rows: Sequence[ReportRow]) -> Iterator[str]:
     ):
         if len(values) > 1:
             yield f"Rows differ in their {what} ({', '.join(sorted(values))}), so not all of them can be compared."
+    for name, settings in find_attack_differences(runs).items():
+        differing = "; ".join(
+            f"{key} {', '.join(format_eps(value) if key == 'alpha' else str(value) for value in settings[key])}"
+            for key in sorted(settings)
+        )
+        yield f"Rows differ in the settings of {format_attack_name(name)} ({differing}), so not all of them can be compared."
 
 
 def _describe_changed_records(rows: Sequence[ReportRow]) -> Iterator[str]:

@@ -96,7 +96,23 @@ NAMES = {
     "processes": "processes",
     "watch": "overfit watch",
     "exact": "exact when resumed",
-    "not_exact_because": "not exact because",
+    "not_exact_because": "why it would not be exact",
+    "best_epoch.epoch": "best epoch, counted from 0",
+    "best_epoch.natural": "natural accuracy of the best epoch, held-out images",
+    "best_epoch.robust": "accuracy under attack of the best epoch, held-out images",
+    "best_epoch.rule": "comparison of epochs",
+    "best_epoch.images": "held-out images that epochs are compared on",
+    "best_epoch.most_robust": "most robust epoch, counted from 0",
+    "best_epoch.most_robust_accuracy": "accuracy under attack of the most robust epoch",
+    "best_epoch.most_robust_natural": "natural accuracy of the most robust epoch",
+    "best_epoch.p_value": "p-value of best and most robust epoch",
+    "best_epoch.indistinguishable": "epochs that are indistinguishable, counted from 0",
+    "best_epoch.averaged": "best weights are averaged",
+    "best_epoch.most_robust_averaged": "most robust weights are averaged",
+    "best_epoch.metric": "metric in place of accuracy",
+    "best_epoch.reason": "choice of the epoch",
+    "best_weights": "hash of the best weights",
+    "checksum": "checksum of run.json",
     "digest": "hash of the settings",
     "digest_of_init": "hash of the initial weights",
     "schedule": "schedule with absolute lengths",
@@ -111,6 +127,8 @@ NAMES = {
     "request.download": "download of data",
     "evaluation.about.model": "evaluated network",
     "evaluation.about.data": "evaluated data set",
+    "evaluation.about.data_root": "folder of data sets in the evaluation",
+    "evaluation.about.size": "image size in the evaluation",
     "evaluation.about.weights": "evaluated weights",
     "evaluation.about.epoch": "evaluated epoch",
     "evaluation.about.normalize": "normalisation in the evaluation",
@@ -197,7 +215,8 @@ def _name_by_words(key: str) -> str:
         return first.replace("_", " ")
     if first.startswith("evaluation"):
         if rest.startswith("attacks."):
-            attack, _, setting = rest.removeprefix("attacks.").rpartition(".")
+            setting = rest.removeprefix("attacks.").replace(".targets.", ".targets of ")
+            attack, _, setting = setting.rpartition(".")
             return f"{format_attack_name(attack)}: {setting.replace('_', ' ')}"
         rest = NAMES.get(f"evaluation.{rest}", rest)
     words = rest.replace("_", " ").replace(".", ": ")
