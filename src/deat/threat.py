@@ -946,7 +946,15 @@ def parse_threat(spec: ThreatModel | str, *, rule: str | None = None, **features
         Union(Linf(eps=0.1), L2(eps=0.5), rule='random')
     """
     if isinstance(spec, ThreatModel):
+        own_rule = getattr(spec, "rule", None)
+        if rule not in (None, own_rule):
+            raise UsageError(f"the threat model has the rule {own_rule!r}, not {rule!r}: give it to deat.Union alone.")
         return spec.balls[0] if len(spec.balls) == 1 else spec
+    if not isinstance(spec, str):
+        raise UsageError(
+            f"{spec!r} is no threat model: give deat.Linf(8 / 255), text such as 'linf:8/255', or for several balls "
+            "deat.Union('linf:8/255', 'l2:0.5')."
+        )
     parts = re.split(r"\+(?=\s*[A-Za-z])", str(spec))  # the + of 1e+2 belongs to a number
     if len(parts) > 1:
         return Union(*(parse_threat(part, **features) for part in parts), rule=rule or "worst")

@@ -435,6 +435,27 @@ def test_a_game_and_its_objective_have_the_same_task():
         deat.Game(net, objective, deat.Linf(0.1), deat.InnerAttack(), optimizer, task=MultiLabel())
 
 
+def test_an_evaluation_of_masks_with_a_void_label_names_the_setting_for_it():
+    masks = torch.randint(0, 2, (4, 6, 6), generator=generator())
+    masks[:, 0] = 255
+    with pytest.raises(UsageError, match="ignore_index=255"):
+        deat.evaluate(nn.Conv2d(1, 2, 1), (torch.rand(4, 1, 6, 6), masks), task="segmentation", threat="linf:0.1")
+
+
+def test_texts_call_waveforms_and_rows_of_a_table_examples_and_not_images():
+    y = torch.arange(20) % 2
+    options = {"attacks": "natural", "sanity": False, "progress": False}
+    for x, threat, noun in (
+        (torch.rand(20, 1, 8, 8), deat.Linf(0.1), "images"),
+        (2 * torch.rand(20, 1, 30) - 1, deat.Linf(0.1, box=(-1, 1)), "examples"),
+        (torch.randn(20, 3), deat.Union(deat.Linf(0.1, box=None), deat.L2(0.2, box=None)), "examples"),
+    ):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 2))
+        evaluation = deat.evaluate(net, (x, y), threat=threat, **options)
+        assert f"20 {noun}" in repr(evaluation)
+        assert f"20 {noun}" in evaluation._repr_html_()
+
+
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_outputs_of_one_number_an_example_may_be_a_vector_also_in_the_checks(task):
     x, y = torch.rand(30, 3, generator=generator()), torch.arange(30) % 2

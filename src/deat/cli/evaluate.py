@@ -72,7 +72,7 @@ def print_evaluation(evaluation: Evaluation, out: Path, printed_flags: Sequence[
         console.print(FIRST_TO_FOOL_NOTE)
     if evaluation.settings["sample"]:
         console.print(
-            f"a sample of {evaluation.num_images:,} images: not comparable with numbers on the whole test set"
+            f"a sample of {evaluation.num_images:,} {evaluation.inputs_noun}: not comparable with numbers on the whole test set"
         )
     if not evaluation.has_worst_case:
         console.print(NO_WORST_CASE_NOTE)
@@ -91,8 +91,8 @@ def _describe_check_time(evaluation: Evaluation) -> list[str]:
     attacks = sum(r.seconds for r in evaluation.results)
     if evaluation.check_seconds <= attacks:
         return []
-    num_images = evaluation.num_images
-    checked = f"all {num_images} images" if num_images <= SANITY_IMAGES else f"{SANITY_IMAGES} evenly spaced images"
+    n, noun = evaluation.num_images, evaluation.inputs_noun
+    checked = f"all {n} {noun}" if n <= SANITY_IMAGES else f"{SANITY_IMAGES} evenly spaced {noun}"
     return [
         f"sanity checks took {format_seconds(evaluation.check_seconds)} s and the attacks {format_seconds(attacks)} s: the "
         f"checks use {checked}, and never more than {SANITY_IMAGES}"
@@ -104,13 +104,15 @@ def _describe_target(evaluation: Evaluation) -> str:
     about = evaluation.settings["about"]
     epoch = about["epoch"]
     weights = "the averaged weights, " if epoch == "averaged" else f"the {epoch} epoch's weights, " if epoch else ""
-    return f"evaluated: {weights}{about['weights']}, on {evaluation.num_images:,} test images of {about['data']}"
+    inputs = f"{evaluation.num_images:,} test {evaluation.inputs_noun}"
+    return f"evaluated: {weights}{about['weights']}, on {inputs} of {about['data']}"
 
 
 def _build_attack_table(evaluation: Evaluation) -> Table:
     settings = evaluation.settings
     sample = f" (a sample of {settings['available']:,})" if settings["sample"] else ""
-    title = f"{format_threat(settings['threat'])}, {evaluation.num_images:,} images{sample}, seed {settings['seed']}"
+    inputs = f"{evaluation.num_images:,} {evaluation.inputs_noun}{sample}"
+    title = f"{format_threat(settings['threat'])}, {inputs}, seed {settings['seed']}"
     title += ", cascade: each attack saw survivors only" if settings["cascade"] else ""
     if evaluation.task.is_graded:
         return _build_metric_table(evaluation, title)
@@ -167,7 +169,7 @@ def _build_metric_table(evaluation: Evaluation, title: str) -> Table:
 def _build_class_table(evaluation: Evaluation) -> Table:
     names = " and ".join(result.name for result in evaluation.results)
     what = "worst of all" if evaluation.has_worst_case else names
-    table = Table("class", what, "95 % interval", "images", box=None, pad_edge=False)
+    table = Table("class", what, "95 % interval", evaluation.inputs_noun, box=None, pad_edge=False)
     for name, (hits, images, pair) in evaluation.per_class().items():
         table.add_row(
             Text(make_printable(name)), f"{hits / images:.1%}" if images else "", _format_interval(pair), f"{images:,}"

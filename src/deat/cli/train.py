@@ -29,6 +29,7 @@ from deat.cli.flag_types import (
 )
 from deat.cli.training_progress import PhaseTimer, TrainingProgress
 from deat.data import DataSplits, LazyImages
+from deat.data.image_label_checks import noun_of_shape
 from deat.errors import CheckpointError, UsageError
 from deat.integrations.loggers import RunLog, get_loggers
 from deat.integrations.loggers.run_log import get_recorded_loggers, read_log_options
@@ -119,7 +120,7 @@ def _describe_images(run: Run) -> str:
     held_out = f", {run.held_out:,} of them held out" if run.held_out else ""
     held_out += f", {len(run.dataset_val):,} others to choose the best epoch" if run.dataset_val else ""
     train = run.splits.train
-    nouns = ("images" if len(train.shape) == 3 else "examples", _describe_task(run))
+    nouns = (noun_of_shape(train.shape), _describe_task(run))
     return f"{len(train):,} {nouns[0]} of {shape} in {nouns[1]}{held_out}; {', '.join(done)}"
 
 
@@ -139,11 +140,10 @@ def _describe_augmentation(run: Run) -> list[str]:
     return shifted + (["mirrored half of the time"] if augment and augment.flip else [])
 
 
-def build_score_table(scores: list[ModelScore], task: Task = CLASSIFICATION) -> Table:
+def build_score_table(scores: list[ModelScore], task: Task = CLASSIFICATION, noun: str = "images") -> Table:
     """Accuracies, or the task's first metric, backprops and seconds, a row for each network."""
-    images = "images" if task == CLASSIFICATION else "examples"
     table = Table(
-        title=f"{task.metric_names[0]} on {scores[0].images:,} test {images}",
+        title=f"{task.metric_names[0]} on {scores[0].images:,} test {noun}",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -354,7 +354,7 @@ class TrainSession:
             print(json.dumps({"out": str(self.out), **rows_by_part, **about}))
             return
         if scores:
-            self.console.print(build_score_table(scores, self.run.task))
+            self.console.print(build_score_table(scores, self.run.task, noun_of_shape(self.run.splits.train.shape)))
             for line in (
                 []
                 if self.run.task.is_graded

@@ -1,6 +1,6 @@
 """Checks that images and labels can be trained on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,11 @@ def noun_of(examples: Tensor) -> str:
 
 def _format_box(box: Box) -> str:
     return "any range" if box is None else f"[{box[0]:g}, {box[1]:g}]"
+
+
+def noun_of_shape(shape: Sequence[int]) -> str:
+    """Return what messages call examples of a shape: "images" for (C, H, W), else "examples"."""
+    return "images" if len(shape) == 3 else "examples"
 
 
 def is_valid_images(images: Tensor, box: Box = UNIT_BOX) -> bool:

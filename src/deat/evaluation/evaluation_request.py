@@ -100,7 +100,8 @@ def count_outputs(
                 source, logits.shape[1]
             )
             raise UsageError(
-                f"the model has {logits.shape[1]} outputs, but the data has {source.num_classes} {task.outputs_noun}.{hint}"
+                f"the model has {logits.shape[1]} outputs, but the data has {source.num_classes} {task.outputs_noun}."
+                f"{task.explain_too_many_classes(source.num_classes) or hint}"
             )
     raise UsageError(
         f"the model answers one image with {describe_output(logits)}; let it return "

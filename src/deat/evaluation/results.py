@@ -123,7 +123,7 @@ class Evaluation:
         if self.task.is_graded:
             accuracies = ", ".join(f"{name} {value:.4g}" for name, value in self.accuracy.items())
             return f"Evaluation({self.num_images:,} examples, {self.metric}: {accuracies}; flags: {flags})"
-        return f"Evaluation({self.num_images:,} images: {accuracies}; flags: {flags})"
+        return f"Evaluation({self.num_images:,} {self.inputs_noun}: {accuracies}; flags: {flags})"
 
     @property
     def num_images(self) -> int:
@@ -299,11 +299,19 @@ class Evaluation:
             [] if self.sanity_checked else ["The sanity checks did not run, so nothing is known against the numbers."]
         )
         flags = [flag.line for flag in self.flags]
-        examples = f"{self.num_images:,} {'examples' if self.task.is_graded else 'images'}"
+        examples = f"{self.num_images:,} {self.inputs_noun}"
         lines = [f"threat model: {self._threat_text}", *checked, *flags]
         return render_html(
             f"Evaluation on {examples}", lines, header=("attack", self.metric, "95 % interval"), rows=rows
         )
+
+    @property
+    def inputs_noun(self) -> str:
+        """What texts call the inputs: "images" for classes of inputs in the box of images, else "examples"."""
+        threat = self.settings.get("threat") or {}
+        balls = threat.get("threats", [threat])
+        is_other = any(name in ball for ball in balls for name in ("box", "scale", "mutable"))
+        return "examples" if self.task.is_graded or is_other else "images"
 
     @property
     def _threat_text(self) -> str:

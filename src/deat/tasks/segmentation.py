@@ -192,9 +192,15 @@ class Segmentation(Task):
         hint = ""
         if len(label_shape) > 2 and label_shape[0] == 1:
             hint = ". If this 1 is an axis of channels, remove it: masks.squeeze(1)"
-        elif self.ignore_index is None and num_outputs == _USUAL_VOID + 1:
-            hint = f". If pixels with the label {_USUAL_VOID} do not count: deat.tasks.Segmentation(ignore_index={_USUAL_VOID})"
+        elif remedy := self.explain_too_many_classes(num_outputs):
+            hint = f".{remedy.rstrip('.')}"
         return f"logits of shape ({shape}), one for each class and pixel of a mask{hint}"
+
+    def explain_too_many_classes(self, num_outputs: int) -> str:
+        """Name the setting for pixels that do not count; see `Task.explain_too_many_classes`."""
+        if self.ignore_index is not None or num_outputs != _USUAL_VOID + 1:
+            return ""
+        return f" If pixels with the label {_USUAL_VOID} do not count: deat.tasks.Segmentation(ignore_index={_USUAL_VOID})."
 
     def accepts_outputs(self, outputs: Tensor, num_examples: int, num_outputs: int, label_shape: Sequence[int]) -> bool:
         """Return whether there is a logit for each class and pixel."""

@@ -380,6 +380,14 @@ class Task(ABC):
         """
         return f"one answer for each of {num_examples} examples, on axis 0"
 
+    def explain_too_many_classes(self, num_outputs: int) -> str:
+        """Return a sentence, beginning with a space, on labels that need more outputs than a network has, or nothing.
+
+        Args:
+            num_outputs: The number of outputs that the data needs.
+        """
+        return ""
+
     def accepts_outputs(self, outputs: Tensor, num_examples: int, num_outputs: int, label_shape: Sequence[int]) -> bool:
         """Return whether outputs have a shape that the task can read; the arguments are those of the description.
 

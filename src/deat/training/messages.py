@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
+from deat.data.image_label_checks import noun_of_shape
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval
 from deat.schedules import Schedule, ScheduleState
@@ -65,12 +66,15 @@ def find_output_problems(outputs: Tensor, num_classes: int, task: Task = CLASSIF
 
 def collect_start_notes(trainer: "Trainer") -> list[str]:
     """Collect remarks to make before training: that few images are held out to choose the best epoch."""
-    n = trainer.validator.source.num_examples if trainer.validator else FEW_HELD_OUT_IMAGES
-    if n >= FEW_HELD_OUT_IMAGES or trainer.task.is_graded:  # epochs are not compared example by example then
+    held_out = trainer.validator.source if trainer.validator else None
+    if held_out is None or trainer.task.is_graded:  # graded epochs are not compared example by example
+        return []
+    n, noun = held_out.num_examples, noun_of_shape(held_out.shape)
+    if n >= FEW_HELD_OUT_IMAGES:
         return []
     resolution = 100 * newcombe_interval(0.5, 0.5, n)[1]
     return [
-        f"only {n} images are held out to choose the best epoch: each is worth {100 / n:.1f} points, and epochs less "
+        f"only {n} {noun} are held out to choose the best epoch: each is worth {100 / n:.1f} points, and epochs less "
         f"than about {resolution:.0f} points apart are statistically indistinguishable; of these the best natural accuracy "
         "is chosen. Hold out more (--held-out), or evaluate the last epoch too (--epoch last of deat evaluate)."
     ]
@@ -144,7 +148,7 @@ def _chance_level_note(trainer: "Trainer") -> str | None:
     bound = None if validator is None else validator.chance_upper_bound
     if validator is None or best.natural is None or bound is None or best.natural > bound:
         return None
-    n = validator.source.num_examples
+    n, noun = validator.source.num_examples, noun_of_shape(validator.source.shape)
     if not validator.task.class_labels(validator.labels):
         name = validator.task.metric_names[0]
         return (
@@ -154,8 +158,8 @@ def _chance_level_note(trainer: "Trainer") -> str | None:
         )
     return (
         f"the best weights (epoch {best.epoch + 1}) are at chance: without any attack {best.natural:.1%} of "
-        f"{n:,} held-out images are right, and a constant answer gets {validator.chance:.1%}. Train with a smaller "
-        "learning rate (lr, --lr), for more epochs or in smaller batches, or hold out more images (val, --held-out)."
+        f"{n:,} held-out {noun} are right, and a constant answer gets {validator.chance:.1%}. Train with a smaller "
+        f"learning rate (lr, --lr), for more epochs or in smaller batches, or hold out more {noun} (val, --held-out)."
         f"{_class_imbalance_note(validator)}"
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from deat.data import BatchSource, ImageSet, LazyImages
 from deat.data.batch_source import stopping_workers
 from deat.data.dataloader_source import LoaderSource
-from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
+from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label, noun_of_shape
 from deat.errors import DataError, UsageError
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.models.logits_wrapper import take_logits
@@ -131,7 +131,7 @@ def _run_two_images(model: nn.Module, source: BatchSource, check_single_image: b
             output = model(model_input)
     except Exception as error:  # the user's code may raise anything
         check_dtype(model, x, error)
-        noun = "images" if len(source.shape) == 3 else "examples"
+        noun = noun_of_shape(source.shape)
         raise UsageError(
             f"the model cannot read {noun} of shape {tuple(source.shape)}: {describe_error(error)}"
             f"{_channel_order_hint(source.shape)}"
