@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+import deat
 from deat.cli.main import main
 from deat.cli.report import ReportCommand, build_report, report_to_json
 from deat.report.figure_data import build_trade_off_figure
@@ -144,6 +145,19 @@ def test_where_nothing_is_evaluated_no_table_of_dashes_is_shown_and_what_is_unfi
 
 def settings():
     return {"epochs": 4, "seed": 0, "batch_size": 64, "lr": 0.05}
+
+
+def test_held_out_values_of_a_regression_are_its_own_metric_and_not_percent(tmp_path):
+    make_run(tmp_path / "a", kept=2)
+    record = json.loads((tmp_path / "a" / "run.json").read_text())
+    (tmp_path / "a" / "run.json").write_text(json.dumps({**record, "task": deat.tasks.Regression().describe()}))
+    rows = reported(tmp_path).rows
+    (result,) = collect_held_out_results(rows)
+    natural = load_run_results(tmp_path / "a").history[1].val_natural
+    assert format_held_out_cells(result, [result])[0] == f"{natural:.3f}"
+    text = render_held_out_markdown(rows)
+    assert "R2" in text
+    assert "percent" not in text
 
 
 def test_runs_that_failed_or_were_not_validated_have_no_held_out_figures(tmp_path):

@@ -68,9 +68,9 @@ from deat.report.tables import (
 )
 from deat.report.validation_results import (
     EVALUATE_COMMANDS_INTRO,
-    HELD_OUT_NOTE,
     HELD_OUT_TITLE,
     collect_held_out_results,
+    describe_held_out,
     format_held_out_cells,
     get_held_out_header,
     list_evaluate_commands,
@@ -351,7 +351,7 @@ def build_held_out(rows: Sequence[ReportRow]) -> dict[str, Any] | None:
         return None
     return {
         "title": HELD_OUT_TITLE,
-        "note": HELD_OUT_NOTE,
+        "note": describe_held_out(results),
         "header": get_held_out_header(results),
         "rows": [(result.row_index, result.row, format_held_out_cells(result, results)) for result in results],
         "commands_intro": EVALUATE_COMMANDS_INTRO,

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +13,7 @@ from deat.evaluation.intervals import wilson_interval_of_share
 from deat.evaluation.results import is_real_attack
 from deat.report.evaluations import strength_key
 from deat.report.run_results import COST_COLUMNS, ReportRow, RunResults, collect_columns
-from deat.tasks import CLASSIFICATION, Task
+from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.utils.text import format_percent
 
 MIXED_SAMPLES_NOTE = (
@@ -153,8 +154,10 @@ def summarize_accuracy(row: ReportRow, attack: str) -> AccuracyCell | None:
 
 
 def get_task(row: ReportRow) -> Task:
-    """Return what a row's outputs and labels mean, by the evaluation of its first finished run."""
-    return next((run.evaluation.task for run in row.finished_runs if run.evaluation), CLASSIFICATION)
+    """Return what a row's outputs and labels mean, by the evaluation of its first finished run, or else by its record."""
+    evaluated = (run.evaluation.task for run in row.finished_runs if run.evaluation)
+    recorded = (build_task(run.record.get("task")) for run in row.runs if run.record)
+    return next(chain(evaluated, recorded), CLASSIFICATION)
 
 
 def is_in_percent(row: ReportRow) -> bool:

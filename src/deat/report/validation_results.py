@@ -12,9 +12,10 @@ from typing import Any
 from deat.evaluation.evaluator import DEFAULT_ATTACKS
 from deat.evaluation.results import WORST_ONLY
 from deat.report.problems import UNEVALUATED
-from deat.report.row_statistics import RowCost, format_attack_name, format_minutes
+from deat.report.row_statistics import RowCost, format_attack_name, format_minutes, get_task
 from deat.report.run_results import ReportRow, RunResults, SeedStatistics
 from deat.runs.schema import RUN_FILE, WEIGHTS_FILE
+from deat.tasks import CLASSIFICATION, Task
 from deat.training.epoch_records import EpochStats
 from deat.training.messages import format_command
 from deat.utils.anonymize_paths import anonymize_paths
@@ -23,8 +24,8 @@ from deat.utils.text import format_markdown_table, make_printable
 
 HELD_OUT_TITLE = "On held-out images"
 HELD_OUT_NOTE = (
-    "Accuracy in percent at the best epoch, on the validation images by which that epoch was chosen: held out of the "
-    "training images, or from val/. These are not test results, and nothing is ranked by them."
+    "{metrics} at the best epoch, on the validation examples by which that epoch was chosen: held out of the training "
+    "examples, or from val/. These are not test results, and nothing is ranked by them."
 )
 EVALUATE_COMMANDS_INTRO = "These commands evaluate the remaining runs on test images, which fills their columns:"
 CSV_FIELDS = ("natural", "robust", "attack", "images", "best_epochs", "seeds")
@@ -46,6 +47,7 @@ class HeldOutResult:
         best_epochs: The best epochs, from 1.
         total_epochs: The number of epochs that were requested.
         cost: What training cost.
+        task: The task, whose first metric `natural` and `robust` are.
     """
 
     row: str
@@ -58,6 +60,7 @@ class HeldOutResult:
     best_epochs: tuple[int, ...]
     total_epochs: int
     cost: RowCost
+    task: Task = CLASSIFICATION
 
     @classmethod
     def from_runs(
@@ -78,6 +81,7 @@ class HeldOutResult:
             tuple(best.epoch + 1 for _, best in runs),
             int(record["settings"]["epochs"]),
             RowCost(backprops, minutes or None, any(run.concurrent_jobs > 1 for run, _ in runs)),
+            get_task(row),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -128,7 +132,7 @@ def get_held_out_header(results: Sequence[HeldOutResult]) -> list[str]:
     """Return the columns of a table of validation results."""
     attacks = {format_attack_name(result.attack) for result in results}
     attack = attacks.pop() if len(attacks) == 1 else "under attack"
-    return ["row", "held-out natural", f"held-out {attack}", "best epoch", "images", "backprops", "minutes", "seeds"]
+    return ["row", "held-out natural", f"held-out {attack}", "best epoch", "examples", "backprops", "minutes", "seeds"]
 
 
 def format_held_out_cells(result: HeldOutResult, results: Sequence[HeldOutResult]) -> list[str]:
@@ -143,8 +147,8 @@ def format_held_out_cells(result: HeldOutResult, results: Sequence[HeldOutResult
     """
     attack = f" ({format_attack_name(result.attack)})" if len({other.attack for other in results}) > 1 else ""
     return [
-        result.natural.percent_text,
-        result.robust.percent_text + attack,
+        _format_metric(result.natural, result.task),
+        _format_metric(result.robust, result.task) + attack,
         f"{', '.join(map(str, result.best_epochs))} of {result.total_epochs}",
         f"{result.images:,}",
         f"{result.cost.backprops:,.0f}",
@@ -160,10 +164,32 @@ def render_held_out_markdown(rows: Sequence[ReportRow]) -> str:
     if results:
         table_rows = [[result.row, *format_held_out_cells(result, results)] for result in results]
         table = format_markdown_table(get_held_out_header(results), table_rows)
-        parts += [f"## {HELD_OUT_TITLE}", HELD_OUT_NOTE, table]
+        parts += [f"## {HELD_OUT_TITLE}", describe_held_out(results), table]
     if commands:
         parts += [EVALUATE_COMMANDS_INTRO, "\n".join(["```", *map(make_printable, commands), "```"])]
     return "".join(f"\n{part}\n" for part in parts)
+
+
+def describe_held_out(results: Sequence[HeldOutResult]) -> str:
+    """Say what the numbers of a table of validation results are."""
+    tasks = {result.task.name: result.task for result in results}.values()
+    metrics = dict.fromkeys(
+        task.metric_names[0] + (" in percent" if _is_share(task) else "") for task in tasks or (CLASSIFICATION,)
+    )
+    text = ", ".join(metrics)
+    return HELD_OUT_NOTE.format(metrics=text[0].upper() + text[1:])
+
+
+def _is_share(task: Task) -> bool:
+    """Whether a task's first metric is a share, which is shown in percent."""
+    return task.format_metric(0.5).endswith("%")
+
+
+def _format_metric(values: SeedStatistics, task: Task) -> str:
+    """The mean over seeds, with the standard deviation if there is one: in percent for a share."""
+    if _is_share(task):
+        return values.percent_text
+    return f"{values.mean:.3f}" + ("" if values.sd is None else f" ± {values.sd:.3f}")
 
 
 def list_evaluate_commands(rows: Sequence[ReportRow]) -> list[str]:
