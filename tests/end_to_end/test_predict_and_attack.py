@@ -134,7 +134,7 @@ def test_labels_come_from_a_csv_file_and_a_missing_or_unknown_one_is_named(run, 
     assert [image.label for image in found.images] == [path.parent.name for path in files]
     with pytest.raises(DataError, match=r"no class for .*04\.png"):
         deat.attack_images(run, files, "adv2", labels={path.name: "1" for path in files[:4]})
-    with pytest.raises(DataError, match="'cat' by given, which is none of the run's"):
+    with pytest.raises(DataError, match="'cat' by given, but the run's classes are"):
         deat.attack_images(run, files[:1], "adv2", labels={files[0].name: "cat"})
     assert not Path("adv2").exists()
 

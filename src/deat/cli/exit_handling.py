@@ -88,6 +88,7 @@ def run_to_exit_status(parse: Callable[[], Command], *, ends_process: bool = Fal
     command: Command | None = None
 
     def parse_and_run() -> int:
+        """Parse the command line and run the command."""
         nonlocal command
         with delay_signals():  # only a parsed command knows whether it is resumable
             command = parse()
@@ -99,6 +100,7 @@ def run_to_exit_status(parse: Callable[[], Command], *, ends_process: bool = Fal
         return status
 
     def report_interrupt() -> int:
+        """Print how to continue after an interruption, and return the exit status."""
         if command is not None and command.is_resumable:
             return _report_error(INTERRUPTED_RESUMABLE, Interrupted.exit_code)
         return _report_error(INTERRUPTED_NO_RUN, EXIT_INTERRUPTED_NO_RUN)
@@ -253,6 +255,7 @@ def short_warnings() -> Iterator[None]:
     def format_warning(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
+        """Show a warning of deat as one line, and others as Python does."""
         if Path(filename).is_relative_to(PACKAGE_ROOT):
             return f"deat: {make_printable_lines(str(message))}\n"
         return former(message, category, filename, lineno, line)

@@ -68,6 +68,7 @@ def _choice_spec(kind: str, *choices: str) -> PrimitiveConstructorSpec[Any]:
     """How tyro reads a flag that takes one of a few names."""
 
     def parse(text: str) -> str:
+        """Return a known choice, or raise UsageError."""
         if text not in choices:
             raise unknown_name_error(kind, text, choices)
         return text

@@ -203,6 +203,7 @@ def _objective_with_half_weights(objective: nn.Module, half_weights: HalfWeights
     weights = half_weights.trainable_copies(objective)
 
     def call(x: Tensor, delta: Tensor, y: Tensor, *others: Any) -> LossOutput:
+        """Compute the objective with the half-precision weights."""
         output: LossOutput = functional_call(objective, weights, (x, delta, y, *others))
         return output
 
@@ -211,6 +212,7 @@ def _objective_with_half_weights(objective: nn.Module, half_weights: HalfWeights
 
 def _network_with_frozen_weights(net: nn.Module, half_weights: HalfWeights | None) -> Callable[[Tensor], Tensor]:
     def call(x: Tensor) -> Tensor:
+        """Compute the logits with weights that get no gradient."""
         weights = (
             half_weights.frozen()
             if half_weights
@@ -224,6 +226,7 @@ def _network_with_frozen_weights(net: nn.Module, half_weights: HalfWeights | Non
 
 def _make_inner_loss(net: Callable[[Tensor], Tensor], inner_loss: InnerLoss) -> InnerLossFunction:
     def call(x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> LossOutput:
+        """Average the inner loss over the batch."""
         logits = net(x + delta)
         losses = inner_loss(logits, y, reference)
         if losses.shape != y.shape[:1]:

@@ -148,6 +148,7 @@ class Game:
 
     @threat.setter
     def threat(self, threat: str | ThreatModel) -> None:
+        """Replace the threat model from the next batch on."""
         self.functions.threat = threat = parse_threat(threat)
         self.union_rule = make_union_rule(threat, self.engine.device, self.distributed)
         self.executor.use_compiled(self.engine.use_compile)

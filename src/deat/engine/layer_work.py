@@ -28,6 +28,7 @@ def count_multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> float:
     work: list[float] = []
 
     def count(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """Add a layer's multiply-adds."""
         work.append(_layer_multiply_adds(layer, inputs, output[0] if isinstance(output, tuple) else output))
 
     dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)

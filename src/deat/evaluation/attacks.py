@@ -261,7 +261,7 @@ def check_attack_inputs(x: Any, threat: Any) -> ThreatModel:
         The threat model.
 
     Raises:
-        UsageError: The examples are no floating-point tensor, or the threat model is none.
+        UsageError: The examples are not a floating-point tensor, or the threat model is not valid.
         DataError: A value is outside the box of the threat model.
     """
     if not isinstance(threat, str | ThreatModel):

@@ -240,6 +240,7 @@ def _once(on_flag: FlagCallback | None) -> FlagCallback:
     shown: set[Flag] = set()
 
     def show(flag: Flag) -> None:
+        """Show a flag that was not shown before."""
         if on_flag and flag not in shown:
             on_flag(flag)
         shown.add(flag)

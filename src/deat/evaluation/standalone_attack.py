@@ -195,7 +195,7 @@ def _check_devices(weight: Tensor | None, x: Any, y: Any) -> None:
     tensors = [
         (what, value, name)
         for what, value, name in (("examples", x, "x"), ("labels", y, "y"))
-        if isinstance(value, Tensor)  # what is none is refused next
+        if isinstance(value, Tensor)  # values that are not tensors are refused next
     ]
     for what, tensor, name in tensors:
         device = tensors[0][1].device if weight is None else weight.device

@@ -245,6 +245,7 @@ def _take_monitors(configured: Any) -> tuple[Any, dict[int, str]]:
     monitors: dict[int, str] = {}
 
     def take(scheduler: Any, monitor: str | None = None) -> Any:
+        """Remember the metric that a scheduler monitors, and return the scheduler without Lightning's other keys."""
         kept = scheduler
         if isinstance(scheduler, dict):
             kept = {name: value for name, value in scheduler.items() if name not in UNUSED_SCHEDULER_KEYS}
@@ -254,6 +255,7 @@ def _take_monitors(configured: Any) -> tuple[Any, dict[int, str]]:
         return kept
 
     def take_entry(entry: Any) -> Any:
+        """Do the same for an entry that holds an optimizer and its scheduler."""
         if not isinstance(entry, dict) or "lr_scheduler" not in entry:
             return entry
         rest = {name: value for name, value in entry.items() if name != "monitor"}

@@ -65,6 +65,7 @@ class _MaxPool(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
+        """Pool, over the whole length where it is shorter than the window."""
         return F.max_pool1d(x, min(self.size, x.shape[-1]))
 
 

@@ -418,7 +418,7 @@ def _to_numbers(files: Sequence[ImageFile], names: Sequence[str], classes: Seque
     for file, name in zip(files, names, strict=True):
         if name not in classes:
             raise DataError(
-                f"{file.name!r} has the class {name!r} by {origin}, which is none of the run's: {format_names(classes, 20)}. "
+                f"{file.name!r} has the class {name!r} by {origin}, but the run's classes are {format_names(classes, 20)}. "
                 f"Use labels {LABELS_PREDICTED} to attack what the network predicts."
             )
     return [classes.index(name) for name in names]

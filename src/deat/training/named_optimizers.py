@@ -37,19 +37,24 @@ class _WithoutCompiler(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        """Update the weights."""
         return unwrap(super().step)(self, closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
         unwrap(super().zero_grad)(self, set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters."""
         unwrap(super().add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
         state: dict[str, Any] = unwrap(super().state_dict)(self)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state."""
         unwrap(super().load_state_dict)(self, state_dict)
 
 

@@ -33,7 +33,7 @@ def file_lock(path: Path, *, wait: bool = True, delete: bool = False, required: 
         path: The file to lock. A symbolic link is refused; of a hard link, this name becomes a new file.
         wait: Whether to wait until the lock is free. If not, a lock that is not free is an error.
         delete: Whether to remove the file at the end.
-        required: Whether it is an error if the system or the disk has no locks. If not, there is none then.
+        required: Whether it is an error if the system or the disk has no locks. If not, the code then runs without a lock.
 
     Yields:
         The descriptor of the open file.

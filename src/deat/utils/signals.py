@@ -109,6 +109,7 @@ class Interruption:
 
     def _make_handler(self, former: Any, on_second_signal: Callable[[], None]) -> Any:
         def handle(number: int, frame: FrameType | None) -> None:
+            """Request a stop at the first signal; a later one, unless it comes while saving, is for the caller."""
             if self._saving:
                 return
             if self.reason:

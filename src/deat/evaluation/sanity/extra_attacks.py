@@ -194,6 +194,7 @@ def _without_shorter_runs(attacks: Sequence[Attack]) -> list[Attack]:
     """Leave out each attack of which there is a run with twice the steps or more, since that one shows if they matter."""
 
     def is_longer(run: Attack, attack: Attack) -> bool:
+        """Whether a run is the same attack with at least twice the steps."""
         renamed = replace(run, name="run", steps=attack.steps, alpha=attack.alpha)
         same = math.isclose(run.alpha, attack.alpha) and renamed == replace(attack, name="run")
         return same and run.steps >= 2 * attack.steps
@@ -202,7 +203,7 @@ def _without_shorter_runs(attacks: Sequence[Attack]) -> list[Attack]:
 
 
 def mean_accuracy(values: Tensor) -> float:
-    """Return the share of entries that are true."""
+    """Average over examples whether they are right, or their scores where a task grades answers."""
     return float(values.double().mean())
 
 

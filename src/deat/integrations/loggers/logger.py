@@ -180,6 +180,7 @@ def register_logger(
     """
 
     def register(make: LoggerT) -> LoggerT:
+        """Register the logger and return it."""
         _LOGGERS[name] = LoggerInfo(name, make, what, tuple(packages), extra)
         if isinstance(make, type) and issubclass(make, Logger):
             make.name = name
