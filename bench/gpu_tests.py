@@ -22,16 +22,19 @@ from deat.version import get_versions
 
 ROOT = Path(__file__).parents[1]
 RECORDED, RESUMED, SLOW, AGREE = "recorded", "resumed", "synchronisation", "agree_with_eager"
-TWO_PASSES = "(trades or mart or amata)"
+TWO_PASSES, ONE_STEP = "(trades or mart or amata)", "(fgsm or gradalign or auto)"
+LATER = "(averaged or union or fgsm or gradalign or awp or g+deat or auto)"
 SHARES = (
     ("tests/gpu/test_kernels.py", "tests/gpu/test_network_ends.py"),
     ("tests/gpu/test_quick.py",),
     ("tests/gpu/test_ranks.py", "tests/gpu/test_checks.py"),
-    ("tests/gpu/test_cuda.py", "-k", f"{RECORDED} and not {RESUMED}"),
+    ("tests/gpu/test_cuda.py", "-k", f"{RECORDED} and {LATER}"),
+    ("tests/gpu/test_cuda.py", "-k", f"{RECORDED} and not ({RESUMED} or {LATER})"),
     ("tests/gpu/test_cuda.py", "-k", f"{RESUMED} and auto"),
     ("tests/gpu/test_cuda.py", "-k", f"{RESUMED} and not auto"),
     ("tests/gpu/test_cuda.py", "-k", f"{SLOW} and {TWO_PASSES}"),
-    ("tests/gpu/test_cuda.py", "-k", f"{SLOW} and not {TWO_PASSES}"),
+    ("tests/gpu/test_cuda.py", "-k", f"{SLOW} and {ONE_STEP}"),
+    ("tests/gpu/test_cuda.py", "-k", f"{SLOW} and not ({TWO_PASSES} or {ONE_STEP})"),
     ("tests/gpu/test_cuda.py", "-k", "precision"),
     ("tests/gpu/test_cuda.py", "-k", f"{AGREE} and {TWO_PASSES}"),
     ("tests/gpu/test_cuda.py", "-k", f"{AGREE} and not {TWO_PASSES}"),

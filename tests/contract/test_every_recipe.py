@@ -7,7 +7,7 @@ from deat.recipes.paper_numbers import PAPER_TABLES
 
 CASES = [(name, method) for name in recipes.list_recipes() for method in recipes.get_recipe(name).methods]
 MODELS = ("preact_resnet18", "wide_resnet34_10", "densenet121_12")
-ISSUED = "cifar10-standard cifar10-fast training-process u-fgsm imagenet alpha-gamma ablation quick front"
+ISSUED = "cifar10-standard cifar10-fast training-process u-fgsm imagenet alpha-gamma ablation quick front long-front"
 
 
 def rows_of(name, methods=()):

@@ -27,7 +27,12 @@ pytestmark = [
 
 
 def make_trainer(
-    method: str, precision: str, epochs: int = 2, optimizer: OptimizerFactory | None = None, **settings: object
+    method: str,
+    precision: str,
+    epochs: int = 2,
+    optimizer: OptimizerFactory | None = None,
+    threat: deat.ThreatModel | None = None,
+    **settings: object,
 ) -> Trainer:
     images = torch.randint(0, 256, (130, 3, 32, 32), dtype=torch.uint8)
     labels = torch.arange(130) % 10
@@ -36,6 +41,7 @@ def make_trainer(
         model,
         ImageSet(images, labels, tuple("0123456789")),
         method=method,
+        threat=threat,
         optimizer=optimizer,
         config=deat.TrainConfig(epochs=epochs, batch_size=64, lr=0.01, precision=precision, device="cuda", **settings),
     )
@@ -75,31 +81,52 @@ def test_every_precision_trains_and_agrees_on_the_first_magnitude(method: str, p
         assert stats.examples == 130
 
 
-def deterministic_run(engine: str, method: str) -> tuple[dict[str, torch.Tensor], list[object]]:
+def deterministic_run(engine: str, method: str, **settings: object) -> tuple[dict[str, torch.Tensor], list[object]]:
     torch.manual_seed(0)
     own = None if engine == "graph" else (lambda p: DeviceSGD(p, 0.01, 0.9, 5e-4))
-    trainer = make_trainer(method, "bf16", epochs=7, optimizer=own, engine=engine)
+    trainer = make_trainer(method, "bf16", epochs=7, optimizer=own, engine=engine, **settings)
     with trainer.session():
         torch.backends.cudnn.benchmark = False
         history = [trainer.run_epoch() for _ in range(7)]  # of three steps each, a short one among them
     assert trainer.engine.use_cuda_graphs == (engine == "graph")
     assert engine == "eager" or trainer.game.executor.recorder is not None, "the recording fell back"
-    return {name: value.clone() for name, value in trainer.model.state_dict().items()}, history
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    if trainer.average is not None:
+        weights |= {f"average of {name}": value for name, value in trainer.average.weights().items()}
+    return weights, history
 
 
-@pytest.mark.parametrize(
-    "method", ["m+deat", "pgd-7", "trades", "mart", "fat-5", "free-4", "dat", "natural", "yopo-5-3", "m+yopo-5-3"]
-)
+RECORDED = ["m+deat", "pgd-7", "trades", "mart", "fat-5", "free-4", "dat", "natural", "yopo-5-3", "m+yopo-5-3"]
+RECORDED += ["n-fgsm", "fgsm-pgi", "awp+deat-3", "awp+pgd-2", "g+deat-3", "gradalign", "auto+deat"]
+
+
+@pytest.mark.parametrize("method", RECORDED)
 def test_recorded_moves_equal_eager_ones_bit_for_bit(method: str) -> None:
+    check_recorded_equals_eager(method)
+
+
+@pytest.mark.parametrize("method", ["m+deat", "pgd-2", "fgsm-pgi"])
+def test_recorded_moves_with_averaged_weights_and_options_equal_eager_ones_bit_for_bit(method: str) -> None:
+    check_recorded_equals_eager(method, ema=0.9, label_smoothing=0.1, clip_grad_norm=1.0)
+
+
+@pytest.mark.parametrize("rule", ["worst", "random", "error", "magnitude"])
+def test_recorded_moves_under_a_union_equal_eager_ones_bit_for_bit(rule: str) -> None:
+    balls = (deat.Linf(8 / 255), deat.L2(0.5), deat.L1(12))
+    check_recorded_equals_eager("pgd-2", threat=deat.Union(*balls, rule=rule))
+
+
+def check_recorded_equals_eager(method: str, **settings: object) -> None:
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        (eager, one), (graph, other) = (deterministic_run(engine, method) for engine in ("eager", "graph"))
+        (eager, one), (graph, other) = (deterministic_run(engine, method, **settings) for engine in ("eager", "graph"))
     finally:
         torch.backends.cudnn.deterministic = before
         torch.use_deterministic_algorithms(False)
     assert one == other
+    assert eager.keys() == graph.keys()
     assert all(torch.equal(eager[name], graph[name]) for name in eager)
 
 
@@ -245,7 +272,7 @@ def played(method: str, precision: str, engine: str, double: bool = False) -> li
     return seen
 
 
-@pytest.mark.parametrize("method", ["pgd-2", "m+trades", "mart-2", "free-4", "fat-5", "yopo-5-3"])
+@pytest.mark.parametrize("method", ["pgd-2", "m+trades", "mart-2", "free-4", "fat-5", "yopo-5-3", "fgsm-pgi", "awp+pgd-2", "g+pgd-2"])
 def test_compiled_moves_agree_with_eager_ones(method: str) -> None:
     for one, other in zip(played(method, "fp32", "eager", True), played(method, "fp32", "compile", True), strict=True):
         assert float(other.loss) == pytest.approx(float(one.loss), rel=1e-9)

@@ -650,7 +650,7 @@ class Game:
                 "game.step_delta (yopo makes none). Use a play such as Craft or Replay."
             )
         self._run_move("close", partial(self.meter.add, has_own_images=self._has_own_images), buffers)
-        if self.union_rule is not None and self._is_attacked:
+        if self.union_rule is not None and self.union_rule.tensors() and self._is_attacked:
             self._run_move("observe", partial(self.union_rule.observe, has_own_images=self._has_own_images), buffers)
         if self.attack.persistent and self._has_own_images:
             self._store_carried_delta(buffers.delta)

@@ -59,7 +59,7 @@ class UnionRule:
         return project_step(game, buffers, self.union.at(buffers.ball)), buffers.ball
 
     def observe(self, buffers: Buffers, has_own_images: bool) -> None:
-        """Note the result of a batch with an adversary.
+        """Note the result of a batch with an adversary; called only if there are `tensors` to change.
 
         Args:
             buffers: The batch's buffers, after its last update.
