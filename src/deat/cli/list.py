@@ -20,8 +20,8 @@ from deat.radius_checks import USUAL_RADII
 from deat.tasks import get_task, list_tasks
 from deat.threat import UNION_RULES, Linf
 from deat.training.cost_estimate import backprop_bounds
+from deat.utils.console import make_table_console
 from deat.utils.plugins import PLUGIN_GROUPS, loaded_plugins
-from deat.utils.terminal import make_table_console
 
 
 @dataclass(frozen=True)
