@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import deat
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.data import ImageSet
 from deat.errors import Interrupted
 from deat.methods import list_methods

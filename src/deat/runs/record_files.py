@@ -15,7 +15,7 @@ from deat.data.csv_tables import TableEncoding
 from deat.errors import CheckpointError, DeatError
 from deat.methods.rule_sets import CURRENT_RULE_SET_NAMES
 from deat.models import Normalize
-from deat.runs.request import Request, Run
+from deat.runs.resolve_request import Request, Run
 from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.threat import Linf, ThreatModel, build_threat
 from deat.training.config import TrainConfig, from_recorded_names

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.core.measurements import LARGEST_RISE, REACHED_RISE
 from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError

@@ -18,7 +18,7 @@ from deat.data.image_set import sample_slice, split_indices
 from deat.data.streaming import AnyImageSet
 from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
-from deat.methods.configure import configure_method
+from deat.methods.change_settings import configure_method
 from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.methods.method_registry import find_method_plugin
 from deat.models import add_normalization, build_model, get_input_std

@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deat.core.buffers import Budget
+from deat.attack_schedules import (
+    AccuracyAbove,
+    AdversaryGap,
+    EveryEpochs,
+    Fixed,
+    GradientMagnitude,
+    LinearRamp,
+    Schedule,
+)
+from deat.core.batch_buffers import Budget
 from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
-from deat.schedules import AccuracyAbove, AdversaryGap, EveryEpochs, Fixed, GradientMagnitude, LinearRamp, Schedule
 
 SCHEDULES = {
     "fixed": Fixed(k=3, alpha=0.1, stop_threshold=3),

@@ -1,4 +1,4 @@
-"""The static device tensors of one batch, its budget, and the cost counters."""
+"""The tensors of one batch, which stay at their address: images, delta, gradient. And how many steps a batch gets."""
 
 from dataclasses import dataclass, field, fields
 

@@ -9,7 +9,7 @@ from deat.errors import UsageError
 from deat.tasks.task import Task
 
 
-class RecordedTask(Task):
+class UnavailableTask(Task):
     """A task that was described in a record and has no functions here; its metrics are in the record, too."""
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class RecordedTask(Task):
         )
 
 
-def recorded_task(description: Mapping[str, Any]) -> Task:
+def make_unavailable_task(description: Mapping[str, Any]) -> Task:
     """Make a task that has what a record says of it: its name and its metrics' names.
 
     Raises:
@@ -39,5 +39,5 @@ def recorded_task(description: Mapping[str, Any]) -> Task:
     }
     if not names["metric_names"]:
         raise ValueError("the task has no metrics")
-    task: Task = type("RecordedTask", (RecordedTask,), names)()
+    task: Task = type("UnavailableTask", (UnavailableTask,), names)()
     return task

@@ -13,7 +13,7 @@ from deat.report.row_statistics import (
     summarize_accuracy,
 )
 from deat.report.run_results import ReportRow, RunResults
-from deat.runs.schema import EVALUATION_FILES
+from deat.runs.record_files import EVALUATION_FILES
 from deat.threat import format_threat
 from deat.utils.text import escape_markdown, format_eps, format_markdown_table, format_percent
 

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from deat.training.epoch_records import EpochStats
 from deat.training.progress_lines import format_epoch_short
-from deat.utils.terminal import PlainConsole
+from deat.utils.console import PlainConsole
 
 
 def test_no_text_becomes_an_emoji_or_markup() -> None:

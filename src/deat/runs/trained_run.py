@@ -12,9 +12,7 @@ from deat.data.streaming import AnyImageSet
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.models import load_weights
 from deat.models.weights import find_weights_file
-from deat.runs.request import Request, Run, resolve_request
-from deat.runs.run_dir import has_checkpoint
-from deat.runs.schema import (
+from deat.runs.record_files import (
     RUN_FILE,
     SHARED_CONFIG_FILE,
     WEIGHTS_FILE,
@@ -25,6 +23,8 @@ from deat.runs.schema import (
     recorded_init,
     recorded_init_hash,
 )
+from deat.runs.resolve_request import Request, Run, resolve_request
+from deat.runs.run_dir import has_checkpoint
 from deat.threat import format_threat
 from deat.training.config import resolve_device
 from deat.training.initial_weights import hash_weights, read_channel_stats

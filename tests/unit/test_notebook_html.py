@@ -73,7 +73,7 @@ def test_a_result_shows_its_last_epochs_and_a_curve(result):
 
 
 def test_curves_are_drawn_to_scale_and_leave_missing_values_out():
-    from deat.utils.notebook_display import render_html
+    from deat.utils.notebook_html import render_html
 
     html = render_html("t", curves={"a": [0.0, None, 1.0], "one value": [0.5, None, None]}, curves_title="score")
     points = re.findall(r'points="([^"]*)"', html)
