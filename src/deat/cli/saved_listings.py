@@ -70,7 +70,7 @@ def print_rows(kind: str, rows: Rows, *, as_json: bool) -> None:
     """
     from rich.table import Table
 
-    from deat.utils.terminal import make_table_console
+    from deat.utils.console import make_table_console
 
     if as_json:
         print(json.dumps(rows, indent=2))
