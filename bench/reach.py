@@ -19,7 +19,7 @@ from shared import Record, command_block, cpu_name, net_of, paragraph, write_res
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.core.inner_attack_settings import FIRST_GRADIENT_SCALE, DeltaScale
 from deat.data import Augment
 from deat.data.streaming import AnyImageSet

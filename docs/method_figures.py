@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from deat.models import load_weights
 from deat.report.run_results import BenchResults, ReportRow, RunResults, load_bench
-from deat.runs.request import Request, Run, resolve_request
+from deat.runs.resolve_request import Request, Run, resolve_request
 from deat.tasks.loss_terms import cross_entropy
 from deat.threat import Linf
 

@@ -40,7 +40,7 @@ class Ask(deat.Craft):
         super().__call__(game, x, y, budget)
 
 def method(name, play):
-    return deat.Method(name, play, deat.schedules.Fixed(k=1, alpha_eps=1.0))
+    return deat.Method(name, play, deat.attack_schedules.Fixed(k=1, alpha_eps=1.0))
 
 explode, die, ask = method("explode", Explode()), method("die", Die()), method("ask", Ask())
 """

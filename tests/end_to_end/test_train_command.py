@@ -139,7 +139,7 @@ def test_given_weights_start_with_a_smaller_learning_rate_which_is_reported_reco
 
 def test_a_method_and_a_model_come_from_files() -> None:
     Path("mine.py").write_text(
-        "import deat\nfrom torch import nn\nfrom deat.schedules import Fixed\n"
+        "import deat\nfrom torch import nn\nfrom deat.attack_schedules import Fixed\n"
         "TWO = deat.Method('two', deat.Craft(), Fixed(k=2, alpha_eps=0.5))\n"
         "class Net(nn.Sequential):\n"
         "    def __init__(self, num_classes=10):\n"

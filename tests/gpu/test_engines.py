@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import deat
 from deat.core import inner_attack_settings
-from deat.core.buffers import Budget, Buffers
+from deat.core.batch_buffers import Budget, Buffers
 from deat.training.engine_choice import CompilePolicy
 from deat.training.epoch_records import EpochTiming
 from deat.training.optimizers import DeviceSGD

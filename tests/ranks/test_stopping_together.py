@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import deat
 from deat.errors import CheckpointError, Interrupted
-from deat.methods.configure import configure_method
+from deat.methods.change_settings import configure_method
 from deat.training.checkpoints import Checkpoints
 from deat.utils.distributed import Distributed, _agree_on_store_prefix
 from helpers.games import trainer_of

@@ -16,9 +16,9 @@ from deat.errors import BusyError, CheckpointError, DataError
 from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
 from deat.evaluation.resume_log import lock_evaluation
 from deat.recipes import apply_overrides
-from deat.runs.load_run import get_test_split, load_run_model
+from deat.runs.record_files import WEIGHTS_FILE
 from deat.runs.run_dir import RunFolder
-from deat.runs.schema import WEIGHTS_FILE
+from deat.runs.trained_run import get_test_split, load_run_model
 from deat.utils.fingerprints import fingerprint_model
 from deat.utils.locks import lock_run_folder
 from deat.utils.safe_write import link_atomic

@@ -132,7 +132,7 @@ def test_a_disk_that_takes_nothing_more_is_explained_and_the_cell_stays_free(gri
 
     cell, lock = grid.claim(cells())
     with monkeypatch.context() as patch:
-        patch.setattr("deat.runs.schema.write_json", full)
+        patch.setattr("deat.runs.record_files.write_json", full)
         for work in (
             lambda: grid.claim(cells()[1:]),
             lambda: grid.finish(cell, "done"),

@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.engine.layer_work import count_multiply_adds
 from deat.engine.precision import choose_precision
 from deat.errors import UsageError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.core.first_layer import find_first_layer
 from deat.core.move_order import _compute_costates, _first_layer_gradient
 from deat.errors import UsageError

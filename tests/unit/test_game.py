@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.engine import executor
 from deat.engine.cuda_graphs import GraphRecorder
 from deat.engine.executor import Executor

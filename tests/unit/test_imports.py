@@ -19,7 +19,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("engine", "threat"),
     ("tasks",),
     ("radius_checks", "core"),
-    ("schedules",),
+    ("attack_schedules",),
     ("methods",),
     ("data", "models", "evaluation"),
     ("checkpoint",),

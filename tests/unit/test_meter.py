@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.core.meter import EpochRecord, Meter
 from deat.engine.engine import Engine
 from deat.errors import NumericalError

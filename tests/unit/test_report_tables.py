@@ -19,6 +19,7 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.results import unpack_bits
 from deat.evaluation.sanity import Flag
+from deat.report.check_paper_claims import check_claims
 from deat.report.draw_figures import ROW_COLORS, _draw_panel, average_lines, draw_point_names
 from deat.report.escape import escape_csv, escape_latex
 from deat.report.figure_data import (
@@ -46,7 +47,6 @@ from deat.report.page_data import (
     flatten_record,
     rank_rows,
 )
-from deat.report.paper_claims import check_claims
 from deat.report.problems import collect_remarks, list_run_problems
 from deat.report.report_data import load_report_data
 from deat.report.row_statistics import (

@@ -19,8 +19,8 @@ from deat.data.image_set import split_indices
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.attacks import parse_attack
 from deat.evaluation.quick_scores import QuickScore
-from deat.methods.configure import configure_method
-from deat.runs.request import Request, resolve_request
+from deat.methods.change_settings import configure_method
+from deat.runs.resolve_request import Request, resolve_request
 from deat.training.best_epoch import BestEpoch
 from deat.training.config import from_recorded_names
 from deat.training.cost_estimate import backprop_bounds

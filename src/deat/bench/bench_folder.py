@@ -15,7 +15,7 @@ from deat.errors import CheckpointError, DeatError, NewerVersionError, UsageErro
 from deat.evaluation.results import load_evaluation
 from deat.recipes import Recipe, RecipeRow
 from deat.report.run_results import load_run_results
-from deat.runs.schema import (
+from deat.runs.record_files import (
     BENCH_FILE,
     EVALUATION_FILES,
     BenchRecord,
@@ -30,9 +30,9 @@ from deat.runs.schema import (
     write_bench_record,
 )
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.console import print_stderr
 from deat.utils.locks import file_lock
 from deat.utils.safe_write import check_no_symlinks
-from deat.utils.terminal import print_stderr
 from deat.utils.text import summarize_error
 from deat.utils.user_code import hash_code_file, is_file_spec
 

@@ -20,13 +20,14 @@ from deat.evaluation.attacks import call_attack, parse_attack
 from deat.evaluation.block_evaluation import load_images_at
 from deat.evaluation.evaluator import evaluate
 from deat.radius_checks import max_image_distance
-from deat.report.draw_figures import draw_figure, draw_gallery, has_matplotlib
-from deat.report.extra_tables import (
+from deat.report.check_paper_claims import check_claims
+from deat.report.detail_tables import (
     describe_evaluations,
     render_balls_markdown,
     render_evaluations_markdown,
     render_metrics_markdown,
 )
+from deat.report.draw_figures import draw_figure, draw_gallery, has_matplotlib
 from deat.report.figure_data import (
     Figure,
     PlotLine,
@@ -51,7 +52,6 @@ from deat.report.gallery import (
 from deat.report.html import render_page
 from deat.report.latex import render_latex_table
 from deat.report.page_data import Report
-from deat.report.paper_claims import check_claims
 from deat.report.problems import (
     UNEVALUATED,
     collect_flags,
@@ -82,15 +82,15 @@ from deat.report.validation_results import (
     list_evaluate_commands,
     render_held_out_markdown,
 )
-from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
+from deat.runs.record_files import WEIGHTS_FILE, EpochChoice, read_record
 from deat.runs.run_dir import WEIGHT_FOLDERS, is_report_folder, list_report_files
-from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
+from deat.runs.trained_run import get_test_split, load_run_model, load_trained_run
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, format_threat
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.console import PlainConsole, is_stdout_terminal
 from deat.utils.fingerprints import fingerprint_model
 from deat.utils.safe_write import check_no_symlinks, write_atomic
-from deat.utils.terminal import PlainConsole, is_stdout_terminal
 from deat.utils.text import escape_markdown, make_printable
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import SPEC_HINT, is_file_spec

@@ -36,8 +36,8 @@ from deat.integrations.loggers.run_log import get_recorded_loggers, read_log_opt
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
 from deat.runs.folder_training import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.initial_scores import InitialScores, score_initial_weights
-from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
-from deat.runs.request import Request, Run, resolve_request
+from deat.runs.record_files import RUN_FILE, SUMMARY_FILE, RunRecord, read_record
+from deat.runs.resolve_request import Request, Run, resolve_request
 from deat.runs.run_cost import estimate_run_cost
 from deat.runs.run_dir import (
     LOGS_FOLDER,
@@ -53,7 +53,7 @@ from deat.runs.run_dir import (
     unwritable_error,
 )
 from deat.runs.run_report import list_gradient_masking_warnings, write_summary
-from deat.runs.schema import RUN_FILE, SUMMARY_FILE, RunRecord, read_record
+from deat.runs.trained_run import has_weights_to_resume, load_run_to_resume
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import format_threat
 from deat.training.callbacks import CallbackLike
@@ -64,9 +64,9 @@ from deat.training.progress_lines import EpochPrinter, format_epoch
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.console import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
-from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration_range, ignore_message, make_printable
 from deat.utils.user_paths import expand_path
 

@@ -4,7 +4,7 @@ A Game has the moves of the adversary (delta) and of the learner (the weights), 
 in which order they are made. docs/python.md and examples/own_loop.py show a loop of these parts.
 """
 
-from deat.core.buffers import Budget, Buffers, Cost
+from deat.core.batch_buffers import Budget, Buffers, Cost
 from deat.core.example_stopping import StopRule, StopWhenConverged, StopWhenFooled
 from deat.core.game import Game
 from deat.core.gradient_penalty import GradientAlignment, GradientPenalty

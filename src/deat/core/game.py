@@ -14,7 +14,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from deat.core.buffers import Budget, Buffers, Cost
+from deat.core.batch_buffers import Budget, Buffers, Cost
 from deat.core.compiled_functions import NetworkFunctions, unwrap_ddp
 from deat.core.first_layer import FirstLayer, find_first_layer
 from deat.core.gradient_penalty import AddedPenalty
@@ -28,7 +28,7 @@ from deat.core.union_rules import make_union_rule
 from deat.core.weight_perturbation import StoredTensors, WeightPerturbation
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor
-from deat.engine.half_precision import LossScaler
+from deat.engine.loss_scaler import LossScaler
 from deat.engine.precision import Precision
 from deat.errors import DataError, UsageError
 from deat.tasks import CLASSIFICATION, Task

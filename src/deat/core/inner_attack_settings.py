@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.core.example_stopping import StopRule
 from deat.core.remembered_starts import RememberStarts
 from deat.errors import UsageError, unknown_name_error

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.errors import NumericalError
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 

@@ -20,7 +20,7 @@ from deat.data.train_subset import take_train_images
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Classification, Segmentation, Task, get_task
 from deat.utils.anonymize_paths import anonymize_paths
-from deat.utils.notebook_display import render_html
+from deat.utils.notebook_html import render_html
 from deat.utils.numbers import is_int_at_least
 from deat.utils.user_paths import expand_path, find_home
 

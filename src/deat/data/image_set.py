@@ -11,7 +11,7 @@ from torch import Tensor
 from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, check_images, to_dense_tensor
 from deat.errors import DataError, UsageError
 from deat.tasks import CLASSIFICATION, Task
-from deat.utils.notebook_display import render_html
+from deat.utils.notebook_html import render_html
 from deat.utils.seeding import derive_seed
 
 _SAMPLE_IMAGES = 1000

@@ -25,7 +25,7 @@ from deat.evaluation.sanity import Flag
 from deat.tasks import Task, build_task
 from deat.threat import format_threat
 from deat.utils.json_checksum import add_checksum, is_unchanged
-from deat.utils.notebook_display import make_data_frame, render_html
+from deat.utils.notebook_html import make_data_frame, render_html
 from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.text import summarize_error

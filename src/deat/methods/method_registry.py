@@ -85,7 +85,7 @@ def register_method(pattern: str, *prefixes: str) -> Callable[[MethodBuilder], M
     Example:
         >>> @deat.register_method("bold-K")
         ... def bold(k: int = 3) -> deat.Method:
-        ...     return deat.Method("bold", deat.Craft(), deat.schedules.Fixed(k=k, alpha_eps=0.5))
+        ...     return deat.Method("bold", deat.Craft(), deat.attack_schedules.Fixed(k=k, alpha_eps=0.5))
     """
 
     def register(build: MethodBuilder) -> MethodBuilder:

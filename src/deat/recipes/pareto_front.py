@@ -17,7 +17,7 @@ from dataclasses import replace
 from deat.methods import Method, get_method
 from deat.recipes.cifar10_fast import FAST_CONFIG
 from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
-from deat.runs.request import Request
+from deat.runs.resolve_request import Request
 from deat.threat import Linf
 from deat.training.cost_estimate import backprop_bounds
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from deat.errors import DataError
 from deat.evaluation.results import WORST_ONLY, AttackResult, Evaluation, load_evaluation
-from deat.runs.schema import EXTRA_EVALUATION_FILES
+from deat.runs.record_files import EXTRA_EVALUATION_FILES
 
 ATTACKS_BY_STRENGTH = ("fgsm", "square", "pgd", "apgd-ce", "cw", "fab-t", "apgd-t", "aa")
 """Prefixes of attacks' names, from weak to strong."""

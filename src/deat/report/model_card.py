@@ -13,10 +13,10 @@ from deat.data.image_label_checks import noun_of_shape
 from deat.errors import DataError, DeatError, UsageError
 from deat.evaluation.results import Evaluation
 from deat.report.run_results import RunResults, load_run_results
-from deat.runs.request import get_default_lr
+from deat.runs.record_files import RUN_FILE, WATCH_FILE, RunRecord, read_record
+from deat.runs.resolve_request import get_default_lr
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.saved_run import load_evaluations
-from deat.runs.schema import RUN_FILE, WATCH_FILE, RunRecord, read_record
 from deat.tasks.classification import Classification
 from deat.threat import ThreatModel, format_threat
 from deat.training.epoch_records import read_watch

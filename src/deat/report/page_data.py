@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from deat.report.extra_tables import (
+from deat.report.check_paper_claims import CheckedClaim, describe_claim_setups
+from deat.report.detail_tables import (
     BALLS_NOTE,
     BALLS_TITLE,
     EVALUATIONS_HEADER,
@@ -21,7 +22,6 @@ from deat.report.extra_tables import (
 from deat.report.figure_data import Figure, Panel, get_figure_title, get_unit, get_y_label
 from deat.report.gallery import Gallery, image_to_data_uri
 from deat.report.grouping import assign_comparison_groups
-from deat.report.paper_claims import CheckedClaim, describe_claim_setups
 from deat.report.problems import (
     FLAGGED_MARK,
     UNEVALUATED,

@@ -25,8 +25,8 @@ from deat.report.problems import add_status, list_unchecked_seeds
 from deat.report.row_statistics import describe_samples, describe_single_seeds, format_attack_name
 from deat.report.run_results import BenchResults, ReportRow, RunResults, load_bench, load_run_results
 from deat.runs.checkpoint_folder import read_checkpoint_folder
+from deat.runs.record_files import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.runs.run_dir import has_checkpoint
-from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.threat import format_threat
 from deat.training.epoch_records import EpochWatch, read_watch
 from deat.utils.anonymize_paths import anonymize_paths

@@ -8,8 +8,8 @@ from typing import Any
 
 from deat.errors import DataError, UsageError
 from deat.evaluation.results import Evaluation
+from deat.runs.record_files import read_record
 from deat.runs.saved_run import load_evaluations
-from deat.runs.schema import read_record
 from deat.utils.text import format_eps, quote_for_shell
 from deat.utils.user_code import is_file_spec
 

@@ -14,7 +14,7 @@ from deat.evaluation.results import WORST_ONLY
 from deat.report.problems import UNEVALUATED
 from deat.report.row_statistics import RowCost, format_attack_name, format_minutes, get_task
 from deat.report.run_results import ReportRow, RunResults, SeedStatistics
-from deat.runs.schema import RUN_FILE, WEIGHTS_FILE
+from deat.runs.record_files import RUN_FILE, WEIGHTS_FILE
 from deat.tasks import CLASSIFICATION, Task
 from deat.training.epoch_records import EpochStats
 from deat.training.messages import format_command

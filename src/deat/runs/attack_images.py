@@ -20,8 +20,8 @@ from deat.evaluation.attacks import as_evaluated, call_attack, is_natural
 from deat.evaluation.image_rounding import round_to_8_bits
 from deat.radius_checks import check_radius
 from deat.runs.predict import Paths, check_classifies_images, class_name, classify, find_crop_fraction
+from deat.runs.record_files import EpochChoice
 from deat.runs.saved_run import SavedRun, load_run
-from deat.runs.schema import EpochChoice
 from deat.tasks.classification import as_class_logits
 from deat.threat import ThreatModel, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths

@@ -6,7 +6,7 @@ from typing import Any
 
 from deat.checkpoint.store import find_newest_checkpoint
 from deat.errors import CheckpointError
-from deat.models.recorded_normalization import NORMALIZATION_NAMES, split_normalization
+from deat.models.saved_normalization import NORMALIZATION_NAMES, split_normalization
 from deat.training.checkpoints import load_checkpoint
 from deat.training.epoch_records import EpochStats
 from deat.training.run_record import UNNAMED_DATA, make_python_request

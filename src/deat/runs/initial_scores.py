@@ -15,7 +15,7 @@ from deat.models import add_normalization
 from deat.models.logits_wrapper import LogitsModel
 from deat.models.normalize import Normalized
 from deat.models.weights import unwrap_model
-from deat.runs.request import Run
+from deat.runs.resolve_request import Run
 from deat.tasks import CLASSIFICATION, Classification, Task
 from deat.tasks.classification import as_class_logits
 from deat.training.trainer import Trainer

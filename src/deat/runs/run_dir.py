@@ -13,7 +13,7 @@ from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, find_newest_checkpoin
 from deat.errors import CheckpointError, UsageError
 from deat.integrations.loggers.run_log import STATE_FILE
 from deat.models.weights import get_state_dict
-from deat.runs.schema import (
+from deat.runs.record_files import (
     FAILURE_FILE,
     HISTORY_FILE,
     RECORD_FILES,

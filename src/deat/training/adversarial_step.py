@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.core.game import Game
 from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective

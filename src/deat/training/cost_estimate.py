@@ -11,13 +11,13 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from deat.core.buffers import Budget
+from deat.attack_schedules import Schedule
+from deat.core.batch_buffers import Budget
 from deat.data import BatchSource
 from deat.evaluation.attack_registry import estimate_passes
 from deat.evaluation.attack_verifier import AttackLike
 from deat.evaluation.attacks import Attack, logits_under_attack, parse_attack
 from deat.methods import Method
-from deat.schedules import Schedule
 from deat.tasks import Classification
 from deat.tasks.classification import as_class_logits
 from deat.training.checkpoints import Checkpoints

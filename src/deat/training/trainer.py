@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.core.game import Game
 from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.errors import Interrupted, UsageError
 from deat.integrations.loggers.logger import LoggedRun, Logger, Status, get_loggers
 from deat.threat import UNIT_BOX
