@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from deat.core.batch_buffers import Budget
+from deat.core.epoch_sums import EpochRecord
 from deat.core.measurements import LARGEST_RISE, REACHED_RISE
-from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.utils.numbers import check_int, check_number, convert_number_fields
 

@@ -5,8 +5,8 @@ import pytest
 from deat.evaluation.sanity import Flag
 from deat.report.page_data import build_winner_cards
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table, render_markdown_table
 from deat.report.significance import choose_baseline, describe_ties, find_most_robust
-from deat.report.tables import build_results_table, render_markdown_table
 from helpers.page_sections import render_section
 from helpers.runs import make_bench, make_run, one_run
 

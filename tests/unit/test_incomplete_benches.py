@@ -26,8 +26,8 @@ from deat.report.latex import render_latex_table
 from deat.report.page_data import build_settings
 from deat.report.problems import collect_flags
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table, render_csv_table, render_markdown_table
 from deat.report.setting_names import NAMES, name_setting
-from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
 from deat.runs.run_dir import FIGURE_NAMES
 from deat.threat import L2, Linf
 from deat.training.best_epoch import BestChoice

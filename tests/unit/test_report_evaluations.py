@@ -10,11 +10,11 @@ import deat
 from deat.cli.main import main
 from deat.errors import DataError, UsageError
 from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
-from deat.report.evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
+from deat.report.choose_evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
 from deat.report.page_data import build_winner_cards
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table
 from deat.report.run_results import load_run_results
-from deat.report.tables import build_results_table
 from helpers.nets import conv_net, images
 
 STEPS = {"natural": 0, "fgsm": 1, "pgd-1x3": 1, "pgd-20": 20}

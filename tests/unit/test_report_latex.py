@@ -11,7 +11,7 @@ from deat.evaluation.sanity import Flag
 from deat.recipes.paper_numbers import PAPER_TABLES
 from deat.report.latex import find_best_rows, measure_text, render_latex_table, wrap_text
 from deat.report.report_data import load_report_data
-from deat.report.tables import build_results_table
+from deat.report.results_table import build_results_table
 from helpers.runs import make_bench, make_run, one_run
 
 STANDARD = "cifar10_result_std"

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table, render_markdown_table
 from deat.report.significance import combine_p_values, compare_rows, holm, mcnemar, one_sided_p_value
-from deat.report.tables import build_results_table, render_markdown_table
 from helpers.runs import make_run
 
 

@@ -23,10 +23,10 @@ from deat.methods.change_settings import configure_method
 from deat.runs.resolve_request import Request, resolve_request
 from deat.training.best_epoch import BestEpoch
 from deat.training.config import from_recorded_names
-from deat.training.cost_estimate import backprop_bounds
 from deat.training.data_split import open_source
 from deat.training.epoch_records import EpochStats, append_record, read_history
 from deat.training.model_checks import log10_lipschitz
+from deat.training.training_cost import backprop_bounds
 from deat.training.validation import read_labels
 from deat.utils.seeding import RandomStreams, derive_seed
 from helpers.games import THREATS, trainer_of

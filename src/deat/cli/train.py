@@ -32,7 +32,7 @@ from deat.data import DataSplits, LazyImages
 from deat.data.image_label_checks import noun_of_shape
 from deat.errors import CheckpointError, UsageError
 from deat.integrations.loggers import RunLog, get_loggers
-from deat.integrations.loggers.run_log import get_recorded_loggers, read_log_options
+from deat.integrations.loggers.logging_callback import get_recorded_loggers, read_log_options
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
 from deat.runs.folder_training import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.initial_scores import InitialScores, score_initial_weights
@@ -58,11 +58,11 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import format_threat
 from deat.training.callbacks import CallbackLike
 from deat.training.config import TrainConfig
-from deat.training.cost_estimate import CostEstimate
 from deat.training.messages import collect_start_notes, describe_resume_position, format_command
 from deat.training.progress_lines import EpochPrinter, format_epoch
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
+from deat.training.training_cost import CostEstimate
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.console import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.distributed import Distributed

@@ -4,9 +4,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deat.report.escape import escape_latex
+from deat.report.escape_latex_csv import escape_latex
 from deat.report.problems import FLAGGED_MARK, collect_flags, exclude_flagged_rows
 from deat.report.report_data import OTHER_SETUP_MARK, describe_common_setup
+from deat.report.results_table import (
+    MARK_MEANINGS,
+    MISPRINT_MARK,
+    ResultsTable,
+    collect_table_notes,
+    format_backprops,
+    format_difference,
+    format_p_value,
+    format_paper_accuracy,
+    format_paper_cost,
+    format_seed_count,
+)
 from deat.report.row_statistics import (
     AccuracyCell,
     format_attack_name,
@@ -20,18 +32,6 @@ from deat.report.row_statistics import (
 )
 from deat.report.run_results import ReportRow
 from deat.report.significance import SIGNIFICANCE_LEVEL, PairedComparison, find_ties, select_rankable_rows
-from deat.report.tables import (
-    MARK_MEANINGS,
-    MISPRINT_MARK,
-    ResultsTable,
-    collect_table_notes,
-    format_backprops,
-    format_difference,
-    format_p_value,
-    format_paper_accuracy,
-    format_paper_cost,
-    format_seed_count,
-)
 
 LATEX_HEADER_LINES = (
     "% needs \\usepackage{booktabs,xcolor}; last epochs, held-out results and remarks are in table.md and table.csv",

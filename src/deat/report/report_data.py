@@ -10,7 +10,8 @@ from deat.errors import DataError, UsageError, unknown_name_error
 from deat.recipes import get_recipe, list_recipes
 from deat.recipes.overrides import METHOD_SPECIFIC_SETTINGS
 from deat.recipes.paper_numbers import find_paper_table
-from deat.report.grouping import (
+from deat.report.problems import add_status, list_unchecked_seeds
+from deat.report.row_grouping import (
     RESULT_NEUTRAL_SETTINGS,
     assign_unique_names,
     collect_code_versions,
@@ -21,10 +22,9 @@ from deat.report.grouping import (
     merge_bench_rows,
     read_evaluation_info,
 )
-from deat.report.problems import add_status, list_unchecked_seeds
 from deat.report.row_statistics import describe_samples, describe_single_seeds, format_attack_name
 from deat.report.run_results import BenchResults, ReportRow, RunResults, load_bench, load_run_results
-from deat.runs.checkpoint_folder import read_checkpoint_folder
+from deat.runs.folder_without_record import read_checkpoint_folder
 from deat.runs.record_files import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.runs.run_dir import has_checkpoint
 from deat.threat import format_threat

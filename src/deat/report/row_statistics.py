@@ -11,7 +11,7 @@ from typing import Any
 
 from deat.evaluation.intervals import wilson_interval_of_share
 from deat.evaluation.results import is_real_attack
-from deat.report.evaluations import strength_key
+from deat.report.choose_evaluations import strength_key
 from deat.report.run_results import COST_COLUMNS, ReportRow, RunResults, collect_columns
 from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.utils.text import format_percent

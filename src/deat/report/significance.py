@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deat.evaluation.intervals import one_sided_p_value
-from deat.report.grouping import can_compare_rows, has_same_test_images
 from deat.report.problems import exclude_flagged_rows
+from deat.report.row_grouping import can_compare_rows, has_same_test_images
 from deat.report.row_statistics import format_interval, get_mean_accuracy, summarize_accuracy, summarize_cost
 from deat.report.run_results import ReportRow, RunResults
 

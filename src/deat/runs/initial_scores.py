@@ -20,7 +20,7 @@ from deat.tasks import CLASSIFICATION, Classification, Task
 from deat.tasks.classification import as_class_logits
 from deat.training.trainer import Trainer
 from deat.training.validation import Validator
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 INITIAL_ATTACK = "pgd-20"
 MIN_REORDERED_ACCURACY = 0.5

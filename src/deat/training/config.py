@@ -15,7 +15,7 @@ from deat.evaluation.attacks import parse_attack
 from deat.training.lr_schedules import LR_SCHEDULES
 from deat.training.named_optimizers import OPTIMIZER_SETTINGS, resolve_optimizer_settings
 from deat.utils.numbers import check_int, check_number, convert_number_fields
-from deat.utils.torch_utils import choose_threads, use_threads
+from deat.utils.torch_contexts import choose_threads, use_threads
 
 MAX_THREADS, MAX_EPOCHS = 1024, 100_000
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deat.attack_schedules import Schedule, ScheduleState
 from deat.core.batch_buffers import Budget
-from deat.core.meter import EpochRecord
+from deat.core.epoch_sums import EpochRecord
 from deat.data.image_label_checks import noun_of_shape
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from deat.core.batch_buffers import Budget
+from deat.core.epoch_sums import EpochRecord
 from deat.core.game import Game
-from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
 from deat.data.batch_order import num_images_in_batch
 from deat.data.batch_source import BatchSource, SeekableSource, find_batch_indices, stopping_workers
@@ -63,7 +63,7 @@ from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
-from deat.utils.torch_utils import device_context, without_autocast
+from deat.utils.torch_contexts import device_context, without_autocast
 
 Batch = tuple[Tensor, Tensor]
 

@@ -14,7 +14,7 @@ from deat.evaluation.sanity.flag_advice import Flag, make_flag
 from deat.tasks import CLASSIFICATION, Task
 from deat.tasks.task import rows_of
 from deat.utils.float32_precision import exact_float32
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 SMALL_BATCH_IMAGES = 7
 """About how many images each small batch has when the outputs in small batches are compared with those in one batch."""

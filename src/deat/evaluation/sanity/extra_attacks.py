@@ -23,7 +23,7 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import Linf, ThreatModel
 from deat.utils.float32_precision import exact_float32
 from deat.utils.text import format_eps
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 if TYPE_CHECKING:
     from deat.evaluation.results import Evaluation

@@ -12,7 +12,7 @@ from deat.evaluation.sanity.extra_attacks import SWEEP_ATTACK, AttackedSubset, m
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.models.logits_wrapper import take_logits
 from deat.utils.float32_precision import exact_float32
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 
 class FreshCopies(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 
 from deat.recipes.paper_numbers import PaperValue, find_paper_table, find_paper_value
 from deat.report.check_paper_claims import CheckedClaim, describe_claim_setups
-from deat.report.escape import escape_csv
+from deat.report.escape_latex_csv import escape_csv
 from deat.report.problems import FLAGGED_MARK, collect_remarks, describe_noted_jumps
 from deat.report.report_data import OTHER_SETUP_MARK, ReportData
 from deat.report.row_statistics import (

@@ -21,7 +21,7 @@ from deat.evaluation.results import unpack_bits
 from deat.evaluation.sanity import Flag
 from deat.report.check_paper_claims import check_claims
 from deat.report.draw_figures import ROW_COLORS, _draw_panel, average_lines, draw_point_names
-from deat.report.escape import escape_csv, escape_latex
+from deat.report.escape_latex_csv import escape_csv, escape_latex
 from deat.report.figure_data import (
     Panel,
     PlotLine,
@@ -49,6 +49,15 @@ from deat.report.page_data import (
 )
 from deat.report.problems import collect_remarks, list_run_problems
 from deat.report.report_data import load_report_data
+from deat.report.results_table import (
+    build_results_table,
+    collect_table_notes,
+    format_saving,
+    render_claims_table,
+    render_csv_table,
+    render_markdown_table,
+    render_scores_tables,
+)
 from deat.report.row_statistics import (
     choose_ranking_attack,
     find_low_outliers,
@@ -58,15 +67,6 @@ from deat.report.row_statistics import (
     summarize_accuracy,
 )
 from deat.report.run_results import load_bench
-from deat.report.tables import (
-    build_results_table,
-    collect_table_notes,
-    format_saving,
-    render_claims_table,
-    render_csv_table,
-    render_markdown_table,
-    render_scores_tables,
-)
 from deat.runs.final_scores import ModelScore
 from deat.training.epoch_records import EpochTiming, EpochWatch, append_record
 from deat.utils.text import escape_markdown, make_printable, truncate_text
