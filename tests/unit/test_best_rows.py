@@ -32,7 +32,7 @@ def card(of, title):
 def test_a_best_row_names_the_rows_that_are_statistically_indistinguishable_from_it(tmp_path):
     of = build_results_table(runs(tmp_path, {"m+deat": 0.50, "free-4": 0.51, "natural": 0.02}), None)
     assert card(of, "Most robust under PGD-20") == ("51.00 % for 120 backprops", TIES.format("m+deat"))
-    text, ties = card(of, "Best on clean images")
+    text, ties = card(of, "Best on clean examples")
     assert "90.00 %; " in text
     assert ties == TIES.format("free-4, natural")
     page = render_section("winner_cards", build_winner_cards(of))

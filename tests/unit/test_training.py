@@ -953,7 +953,7 @@ def test_no_device_is_advised_that_is_not_there(monkeypatch):
 
 def test_images_held_out_are_named_where_too_few_are_left_for_a_batch():
     images, labels = torch.rand(120, 1, 8, 8), torch.arange(120) % 2
-    said = r"120 images, of which 12 are held out .* 108 left.*--batch-size\) of at most 108"
+    said = r"120 examples, of which 12 are held out .* 108 left.*--batch-size\) of at most 108"
     with pytest.raises(DataError, match=said):
         deat.fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), (images, labels), val=0.1, batch_size=128)
 

@@ -150,7 +150,7 @@ def make_sweep_figure(rows: Sequence[ReportRow], num_images: int, options: LoadO
     name = "Accuracy by radius"
     if not lines:
         return Figure("sweep", name, missing="; ".join(lacking) or "an evaluated run")
-    about = f"{REPORT_ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test images, {_describe_seeds(lines)}"
+    about = f"{REPORT_ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test examples, {_describe_seeds(lines)}"
     return Figure("sweep", name, [build_radius_panel(about, lines)], "; ".join(lacking))
 
 

@@ -489,14 +489,14 @@ def _describe_table(results: ResultsTable) -> str:
     mean = ": mean ± standard deviation over seeds" if has_sd else ""
     tasks = {get_task(row).name: get_task(row) for row in results.rows if row.finished_runs}
     graded = [task for task in tasks.values() if task.is_graded]
-    values, interval, examples = "Accuracy in percent", "Wilson", "test images"
+    values, interval = "Accuracy in percent", "Wilson"
     if graded:
         units = [task.metric_names[0] + (" in percent" if "%" in task.format_metric(0.5) else "") for task in graded]
         values = ", ".join(([values] if len(graded) < len(tasks) else []) + units)
-        interval, examples = "bootstrap" if len(graded) == len(tasks) else "bootstrap or Wilson", "test examples"
+        interval = "bootstrap" if len(graded) == len(tasks) else "bootstrap or Wilson"
     sentences = [
-        f"{values}{f' ({setup})' if setup else ''}{mean}, with the 95 % interval ({interval}) for the choice of {examples} "
-        "below."
+        f"{values}{f' ({setup})' if setup else ''}{mean}, with the 95 % interval ({interval}) for the choice of test "
+        "examples below."
         if results.attacks
         else f"Results{f' ({setup})' if setup else ''}.",
         *_describe_emphasis(results),

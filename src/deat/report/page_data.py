@@ -173,7 +173,7 @@ def build_winner_cards(results: ResultsTable) -> dict[str, Any]:
             f"{format_value(get_mean_accuracy(clean.row, 'natural'), clean.row)}; not attacked by more than one step"
         )
         return {
-            "cards": [_build_card("Best on clean images", clean, clean_text, ranked, "natural")],
+            "cards": [_build_card("Best on clean examples", clean, clean_text, ranked, "natural")],
             "note": NOT_ATTACKED_TEXT,
         }
     attack_name = "the worst of all attacks" if attack == "worst" else format_attack_name(attack)
@@ -187,7 +187,7 @@ def build_winner_cards(results: ResultsTable) -> dict[str, Any]:
     cards = [
         _build_card(f"Most robust under {attack_name}", best, best_text, ranked, attack),
         *_build_cheaper_card(ranked, best, attack),
-        _build_card("Best on clean images", clean, clean_text, ranked, "natural"),
+        _build_card("Best on clean examples", clean, clean_text, ranked, "natural"),
     ]
     return {"cards": cards, "note": ""}
 

@@ -87,7 +87,7 @@ class TrainConfig:
         seed: Seed of every random draw.
         threads: CPU threads; by default one for small networks.
         workers: Processes that load a Dataset (by default 0) or decode images (by default up to 8).
-        val_attack: Attack on held-out images after every epoch; "none" switches validation off.
+        val_attack: Attack on held-out examples after every epoch; "none" switches validation off.
         deterministic: Compute the same bits every time on a GPU, at some cost in speed. A CPU always does.
         sync_bn: Take batch-norm statistics over all processes of a run.
         ema: Decay of an exponential moving average of the weights and of batch-norm statistics, such as 0.999. It is

@@ -198,7 +198,7 @@ def _missing_verdicts_note(trainer: "Trainer") -> str | None:
     if not missing or not trainer.best.robust or trainer.task.is_graded:
         return None
     return (
-        f"epoch {missing[-1]} is from a checkpoint of an older version, without a verdict for each held-out image: it "
+        f"epoch {missing[-1]} is from a checkpoint of an older version, without a verdict for each held-out example: it "
         "was compared with other epochs by accuracy alone."
     )
 
