@@ -32,8 +32,9 @@ $(VENV)/.ray: $(STAMP)
 	-$(INSTALL) -e ".[ray]"
 	touch $@
 
-# About 510 MB: tensorboard 54, wandb 75, lightning 36, accelerate 20, transformers 150, datasets 180. MLflow (about
-# 460 MB) and Trackio (which needs Pillow 12) are not among them: where they are installed by hand, their tests run too.
+# About 780 MB: tensorboard 54, wandb 75, lightning 36, accelerate 20, transformers 150, datasets 180, timm, torchvision and
+# Trackio 130, MLflow 140. mlflow-skinny is MLflow without its server and pages; with the two other packages it has
+# databases, which the tests write to.
 $(VENV)/.integrations: $(STAMP)
 	-$(INSTALL) -e ".[integrations]"
 	touch $@

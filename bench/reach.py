@@ -23,7 +23,7 @@ from deat.core.batch_buffers import Budget
 from deat.core.inner_attack_settings import FIRST_GRADIENT_SCALE, DeltaScale
 from deat.data import Augment
 from deat.data.streaming import AnyImageSet
-from deat.tasks.loss_terms import kl_divergence
+from deat.tasks.per_example_losses import kl_divergence
 from deat.version import get_versions
 
 NETWORK, EPOCHS, TRAINED, ASKED, BATCH = "preact_resnet8", 4, 14_000, 1_024, 128

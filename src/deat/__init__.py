@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     )
     from deat.data import Augment, BatchSource, DataLike, DataSplits, ImageSet, LazyImages, as_source, load_data
     from deat.engine.engine import Engine
-    from deat.evaluation.adversarial_examples import AdversarialExamples
     from deat.evaluation.attack_verifier import AttackLike
     from deat.evaluation.attacks import Attack
     from deat.evaluation.evaluator import evaluate
+    from deat.evaluation.kept_examples import AdversarialExamples
     from deat.evaluation.results import Evaluation, load_evaluation
     from deat.evaluation.standalone_attack import BoundAttack, attack
     from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
@@ -79,7 +79,7 @@ _NAMES_BY_MODULE = {
     ),
     "data": "Augment DataLike DataSplits ImageSet LazyImages BatchSource as_source load_data",
     "engine.engine": "Engine",
-    "evaluation.adversarial_examples": "AdversarialExamples",
+    "evaluation.kept_examples": "AdversarialExamples",
     "evaluation.attacks": "Attack",
     "evaluation.evaluator": "evaluate",
     "evaluation.results": "Evaluation load_evaluation",

@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from deat.core.batch_buffers import Budget
+from deat.core.epoch_sums import EpochRecord
 from deat.core.measurements import LARGEST_RISE, REACHED_RISE
-from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.utils.numbers import check_int, check_number, convert_number_fields
 
@@ -426,7 +426,7 @@ class GradientMagnitude(Schedule):
         return (
             f"k stayed at 1: l_X was {first.magnitude:.4g} in epoch 2, which set its threshold to "
             f"{state['threshold']:.4g}, and since then at most {largest.magnitude:.4g} (epoch {largest.epoch + 1}). "
-            "This is common with few images or with weights of natural training. Use a smaller gamma (--gamma, or "
+            "This is common with few examples or with weights of natural training. Use a smaller gamma (--gamma, or "
             f"deat.configure_method in Python): below {largest.magnitude / first.magnitude:.3g}, k would have grown. "
             "Or put auto+ in the place of m+ (auto+deat, auto+pgd), which has no threshold, or choose k yourself: free-4, pgd-7."
         )

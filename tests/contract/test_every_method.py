@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import deat
-from deat.core.meter import EpochRecord
+from deat.core.epoch_sums import EpochRecord
 from deat.methods import list_methods
 from helpers.games import EXTRAS, THREATS, UPDATE_COSTS, WatchedGame, busy_budget, game_of, reach, trainer_of
 from helpers.guards import BackwardCounter

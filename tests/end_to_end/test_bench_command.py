@@ -11,7 +11,7 @@ import pytest
 
 from deat.bench import workers
 from deat.bench import workers as cells
-from deat.bench.bench_folder import BenchFolder
+from deat.bench.run_claims import BenchFolder
 from deat.cli.main import main
 from helpers.children import Children
 from helpers.together import CONTEXT as FORKSERVER

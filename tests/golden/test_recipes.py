@@ -8,7 +8,7 @@ from deat.methods import get_method
 from deat.methods.change_settings import configure_method
 from deat.threat import Linf
 from deat.training.config import TrainConfig
-from deat.training.cost_estimate import backprop_bounds
+from deat.training.training_cost import backprop_bounds
 
 
 def rows_of(name, methods=(), model=None):

@@ -21,7 +21,7 @@ from deat.attack_schedules import (
     Schedule,
 )
 from deat.core.batch_buffers import Budget
-from deat.core.meter import EpochRecord
+from deat.core.epoch_sums import EpochRecord
 from deat.errors import NumericalError, UsageError
 
 SCHEDULES = {

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from deat import recipes
-from deat.bench.bench_folder import MAX_ATTEMPTS, BenchFolder, make_cells, remove_damaged_evaluations
+from deat.bench.run_claims import MAX_ATTEMPTS, BenchFolder, make_cells, remove_damaged_evaluations
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.report.run_results import load_bench
 from helpers.locks import remove_locks

@@ -19,7 +19,7 @@ from deat.training import engine_choice
 from deat.training.config import resolve_device
 from deat.training.engine_choice import AutoCompile
 from deat.training.optimizers import DeviceSGD
-from deat.utils.torch_utils import choose_threads
+from deat.utils.torch_contexts import choose_threads
 from helpers.games import THREATS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 

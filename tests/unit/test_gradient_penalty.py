@@ -13,7 +13,7 @@ from deat.core.batch_buffers import Budget
 from deat.errors import UsageError
 from deat.methods.change_settings import configure_method
 from deat.tasks import CLASSIFICATION, Regression
-from deat.tasks.loss_terms import cross_entropy
+from deat.tasks.per_example_losses import cross_entropy
 from helpers.games import THREATS, UNIONS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from rich.text import Text
 
-from deat.bench.bench_folder import BenchFolder, GridCell
+from deat.bench.run_claims import BenchFolder, GridCell
 from deat.evaluation.progress import MAX_RUNNING_SHARE
 from deat.evaluation.resume_log import read_logged_stages, resume_log_path
 from deat.recipes.recipe import TEST_FRACTION, AttackRound

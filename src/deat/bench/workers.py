@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from deat.bench.bench_folder import BenchFolder, GridCell, hash_row_code, remove_damaged_evaluations
+from deat.bench.run_claims import BenchFolder, GridCell, hash_row_code, remove_damaged_evaluations
 from deat.checkpoint.store import list_checkpoints, try_remove
 from deat.data.streaming import AnyImageSet
 from deat.errors import CheckpointError, DeatError, Interrupted, NumericalError, UsageError

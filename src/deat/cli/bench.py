@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from deat.bench.bench_folder import BenchFolder, GridCell, make_cells
+from deat.bench.run_claims import BenchFolder, GridCell, make_cells
 from deat.bench.status import BenchProgress
 from deat.bench.workers import (
     TickCallback,
@@ -34,7 +34,7 @@ from deat.report.run_results import COST_COLUMNS, BenchResults, ReportRow, SeedS
 from deat.runs.record_files import FAILURE_FILE
 from deat.runs.run_cost import estimate_evaluation_seconds, estimate_run_cost
 from deat.training.config import to_recorded_names
-from deat.training.cost_estimate import CostEstimate
+from deat.training.training_cost import CostEstimate
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.console import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration, format_duration_range, make_printable

@@ -18,7 +18,7 @@ from deat.methods.method_registry import list_file_methods
 from deat.radius_checks import USUAL_RADII
 from deat.tasks import get_task, list_tasks
 from deat.threat import UNION_RULES, Linf
-from deat.training.cost_estimate import backprop_bounds
+from deat.training.training_cost import backprop_bounds
 from deat.utils.plugins import PLUGIN_GROUPS, loaded_plugins
 
 

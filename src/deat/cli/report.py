@@ -62,9 +62,7 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData, format_title, load_report_data
-from deat.report.row_statistics import get_mean_accuracy, summarize_accuracy, summarize_cost
-from deat.report.run_results import ReportRow, RunResults
-from deat.report.tables import (
+from deat.report.results_table import (
     ResultsTable,
     build_results_table,
     format_csv,
@@ -73,6 +71,8 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
+from deat.report.row_statistics import get_mean_accuracy, summarize_accuracy, summarize_cost
+from deat.report.run_results import ReportRow, RunResults
 from deat.report.validation_results import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
@@ -92,7 +92,7 @@ from deat.utils.console import PlainConsole, is_stdout_terminal
 from deat.utils.fingerprints import fingerprint_model
 from deat.utils.safe_write import check_no_symlinks, write_atomic
 from deat.utils.text import escape_markdown, make_printable
-from deat.utils.torch_utils import device_of, eval_mode
+from deat.utils.torch_contexts import device_of, eval_mode
 from deat.utils.user_code import SPEC_HINT, is_file_spec
 from deat.utils.user_paths import expand_path
 
@@ -150,7 +150,7 @@ def make_sweep_figure(rows: Sequence[ReportRow], num_images: int, options: LoadO
     name = "Accuracy by radius"
     if not lines:
         return Figure("sweep", name, missing="; ".join(lacking) or "an evaluated run")
-    about = f"{REPORT_ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test images, {_describe_seeds(lines)}"
+    about = f"{REPORT_ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test examples, {_describe_seeds(lines)}"
     return Figure("sweep", name, [build_radius_panel(about, lines)], "; ".join(lacking))
 
 

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from deat.core.batch_buffers import Buffers
 from deat.threat import ThreatModel, Union
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.torch_utils import broadcast_mask
+from deat.utils.torch_contexts import broadcast_mask
 
 if TYPE_CHECKING:
     from deat.core.game import Game

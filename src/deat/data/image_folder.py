@@ -24,7 +24,7 @@ from deat.data.image_decoding import centre_crop, open_image, read_image_size, t
 from deat.data.image_set import ImageSet
 from deat.data.streaming import DEFAULT_SIDE_PIXELS, AnyImageSet, LazyImages
 from deat.errors import DataError
-from deat.utils.locks import file_lock
+from deat.utils.file_locks import file_lock
 from deat.utils.text import format_names, warn_caller
 
 _CACHE_VERSION = 5

@@ -69,7 +69,7 @@ def split_indices(num_examples: int, held_out: int, seed: int) -> tuple[Tensor, 
     check_dataset_size(num_examples, 1)
     if not 0 < held_out < num_examples:
         raise UsageError(
-            f"cannot hold out {held_out} of {num_examples} images; at least one must be left on each side."
+            f"cannot hold out {held_out} of {num_examples} examples; at least one must be left on each side."
         )
     generator = torch.Generator().manual_seed(derive_seed(seed, "split"))
     order = torch.randperm(num_examples, generator=generator)

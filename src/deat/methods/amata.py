@@ -13,8 +13,8 @@ from deat.attack_schedules import LinearRamp
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.prefixes import mplus
-from deat.methods.rule_sets import RuleSet
 
 FIRST_K = 2
 

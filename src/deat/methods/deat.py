@@ -14,8 +14,8 @@ from deat.attack_schedules import AccuracyAbove, EveryEpochs, Fixed, Schedule
 from deat.core.move_order import Replay
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.prefixes import auto_steps, mplus
-from deat.methods.rule_sets import RuleSet
 
 ALPHA_EPS = 1.25
 

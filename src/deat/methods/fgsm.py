@@ -35,8 +35,8 @@ from deat.core.remembered_starts import RememberStarts
 from deat.core.training_losses import StartConsistency
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.prefixes import mplus
-from deat.methods.rule_sets import RuleSet
 
 ALPHA_EPS = 1.25
 NOISE_EPS = 2.0

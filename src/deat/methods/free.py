@@ -11,7 +11,7 @@ from deat.core.move_order import Replay
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rule_sets import RuleSet
+from deat.methods.paper_vs_released_rules import RuleSet
 
 
 @register_method("free-M")

@@ -12,7 +12,7 @@ from deat.core.move_order import Craft
 from deat.core.training_losses import Mart
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rule_sets import RuleSet
+from deat.methods.paper_vs_released_rules import RuleSet
 
 
 @register_method("mart[-K]", "m+", "f+")

@@ -13,8 +13,8 @@ from types import ModuleType
 
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
+from deat.methods.paper_vs_released_rules import RuleSet, get_rule_set
 from deat.methods.prefixes import PREFIXES, UPDATE_PREFIXES
-from deat.methods.rule_sets import RuleSet, get_rule_set
 from deat.utils.plugins import load_plugins
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_module, no_such_name_error, split_spec
 

@@ -9,8 +9,8 @@ from deat.attack_schedules import Fixed
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.prefixes import mplus
-from deat.methods.rule_sets import RuleSet
 
 
 @register_method("pgd-K")

@@ -18,7 +18,7 @@ from deat.core.move_order import PenaliseGradient, PerturbWeights, Relay, find_p
 from deat.core.weight_perturbation import WeightPerturbation
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
-from deat.methods.rule_sets import RuleSet, get_rule_set
+from deat.methods.paper_vs_released_rules import RuleSet, get_rule_set
 from deat.utils.numbers import check_int
 
 

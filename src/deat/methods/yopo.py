@@ -13,7 +13,7 @@ from deat.core.move_order import Relay
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rule_sets import RuleSet
+from deat.methods.paper_vs_released_rules import RuleSet
 
 
 @register_method("yopo-M-N")

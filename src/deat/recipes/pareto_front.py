@@ -19,7 +19,7 @@ from deat.recipes.cifar10_fast import FAST_CONFIG
 from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
 from deat.runs.resolve_request import Request
 from deat.threat import Linf
-from deat.training.cost_estimate import backprop_bounds
+from deat.training.training_cost import backprop_bounds
 
 BUDGETS = (16, 32)
 """Backprops for each image."""

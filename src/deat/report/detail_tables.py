@@ -31,11 +31,11 @@ METRICS_NOTE = (
 EVALUATIONS_TITLE = "Every evaluation"
 EVALUATIONS_NOTE = (
     "These runs were evaluated more than once. The results above are those of the strongest evaluation on a run's own data "
-    "and radius: first with an attack of more than one step, then with the most images, then with the strongest attack. "
-    "Evaluations of the same weights, images and radius are combined with it: an image counts as correct in the worst case "
-    "only if it is correct in all of them."
+    "and radius: first with an attack of more than one step, then with the most examples, then with the strongest attack. "
+    "Evaluations of the same weights, examples and radius are combined with it: an example counts as correct in the worst "
+    "case only if it is correct in all of them."
 )
-EVALUATIONS_HEADER = ("row", "seed", "file", "epoch", "images", "radius", "accuracy", "in this report")
+EVALUATIONS_HEADER = ("row", "seed", "file", "epoch", "examples", "radius", "accuracy", "in this report")
 
 
 def list_ball_attacks(rows: Sequence[ReportRow]) -> list[str]:

@@ -118,7 +118,7 @@ def draw_gallery(gallery: Gallery, folder: Path) -> None:
         folder: Where the files go.
     """
     text = (
-        f"{gallery.row}, {gallery.attack}; perturbations are shown at full contrast, and grey is no change; images are "
+        f"{gallery.row}, {gallery.attack}; perturbations are shown at full contrast, and grey is no change; examples are "
         f"{gallery.selection_note}"
     )
     _draw_tiles("gallery", gallery.tiles, folder, text)

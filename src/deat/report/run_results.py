@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from deat.errors import DataError, DeatError
 from deat.evaluation.results import Evaluation
-from deat.report.evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
+from deat.report.choose_evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
 from deat.runs.final_scores import ModelScore, read_scores
 from deat.runs.record_files import (
     BENCH_FILE,

@@ -30,7 +30,7 @@ from deat.utils.float32_precision import exact_float32
 from deat.utils.numbers import is_int_at_least
 from deat.utils.safe_write import check_no_symlinks, write_atomic, write_json
 from deat.utils.text import format_names
-from deat.utils.torch_utils import broadcast_mask, device_of, eval_mode
+from deat.utils.torch_contexts import broadcast_mask, device_of, eval_mode
 from deat.version import VERSION
 
 SUMMARY_FILE = "attack.json"

@@ -18,7 +18,7 @@ from deat.runs.run_dir import RunFolder, empty_run_folder, restore_backup
 from deat.training.checkpoints import Checkpoints
 from deat.training.messages import describe_stop_position
 from deat.training.trainer import Trainer
-from deat.utils.locks import lock_run_folder
+from deat.utils.file_locks import lock_run_folder
 from deat.utils.text import MessageHandler, ignore_message
 
 

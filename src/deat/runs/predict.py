@@ -24,7 +24,7 @@ from deat.runs.saved_run import SavedRun, load_run
 from deat.tasks.classification import Classification, as_class_logits
 from deat.utils.float32_precision import exact_float32
 from deat.utils.numbers import is_int_at_least
-from deat.utils.torch_utils import device_of
+from deat.utils.torch_contexts import device_of
 
 DEFAULT_BATCH_SIZE = 256
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

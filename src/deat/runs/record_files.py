@@ -13,7 +13,7 @@ from deat.checkpoint.encoding import build_dataclass
 from deat.data.channel_stats import ChannelStats
 from deat.data.csv_tables import TableEncoding
 from deat.errors import CheckpointError, DeatError
-from deat.methods.rule_sets import CURRENT_RULE_SET_NAMES
+from deat.methods.paper_vs_released_rules import CURRENT_RULE_SET_NAMES
 from deat.models import Normalize
 from deat.runs.resolve_request import Request, Run
 from deat.tasks import CLASSIFICATION, Task, build_task

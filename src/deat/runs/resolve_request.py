@@ -38,7 +38,7 @@ from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.numbers import parse_number
 from deat.utils.seeding import derive_seed
 from deat.utils.text import MessageHandler, ignore_message
-from deat.utils.torch_utils import use_threads
+from deat.utils.torch_contexts import use_threads
 from deat.utils.user_code import hash_code_file, is_file_spec
 
 DATASET_DEFAULTS: dict[str, dict[str, Any]] = {

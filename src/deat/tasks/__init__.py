@@ -9,10 +9,10 @@ from typing import Any
 
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks.classification import Classification
+from deat.tasks.loss_options import LearnerOptions
 from deat.tasks.multi_label import MultiLabel
 from deat.tasks.regression import Regression
 from deat.tasks.segmentation import Segmentation
-from deat.tasks.smoothed_loss import LearnerOptions
 from deat.tasks.task import Task
 from deat.tasks.unavailable_task import make_unavailable_task
 from deat.utils.plugins import load_plugins

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from deat.tasks.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
+from deat.tasks.per_example_losses import (
+    boosted_cross_entropy,
+    cross_entropy,
+    kl_divergence,
+    margin_loss,
+    mart_regulariser,
+)
 
 B, CLASSES = 7, 5
 

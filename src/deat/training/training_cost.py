@@ -24,7 +24,7 @@ from deat.training.checkpoints import Checkpoints
 from deat.training.model_checks import log10_lipschitz
 from deat.training.trainer import Trainer
 from deat.training.validation import AutocastModel
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 MEASURE_SECONDS = 0.5
 """How long batches of one kind are measured at least, as far as an epoch has enough of them."""

@@ -12,8 +12,8 @@ from torch import nn
 import deat
 from deat.cli.main import main
 from deat.evaluation.attacks import parse_attack
-from deat.training import cost_estimate
-from deat.training.cost_estimate import AttackSpeed, CostEstimate, LinearTime
+from deat.training import training_cost
+from deat.training.training_cost import AttackSpeed, CostEstimate, LinearTime
 
 SECONDS_PER_IMAGE = 1e-4
 
@@ -36,7 +36,7 @@ class ImageClock:
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ImageClock]:
     clock = ImageClock()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cost_estimate, "perf_counter", clock)
+    monkeypatch.setattr(training_cost, "perf_counter", clock)
     hook = nn.modules.module.register_module_forward_pre_hook(clock.on_forward)
     yield clock
     hook.remove()
@@ -69,7 +69,7 @@ def test_the_plan_counts_what_the_run_does(
     argv, plans = ["train", *flags.split(), "--n-train", "300"], []
     deat.save_weights(deat.build_model("small", in_channels=1, image_size=8), "given.safetensors")
     for share in (0.0, 1.0):  # how many images are fooled early, only the run shows
-        monkeypatch.setattr(cost_estimate, "ACTIVE_SHARE", share)
+        monkeypatch.setattr(training_cost, "ACTIVE_SHARE", share)
         assert main([*argv, "--dry-run", "--json"]) == 0
         plans.append(json.loads(capsys.readouterr().out))
     assert plans[0]["parts"].keys() == parts
@@ -109,7 +109,7 @@ def test_images_that_are_fooled_are_left_out_and_calls_have_a_price() -> None:
     speed = AttackSpeed(LinearTime(1.0, 0.0), LinearTime(0.0, 1.0), batch_size=10)
     assert speed.estimate_seconds([parse_attack("natural")], 25) == 3
     assert speed.estimate_seconds([parse_attack("fgsm")], 10) == 1 + 10
-    assert speed.estimate_seconds([parse_attack("pgd-3")], 10) == 1 + 10 * (1 + 2 * cost_estimate.ACTIVE_SHARE)
+    assert speed.estimate_seconds([parse_attack("pgd-3")], 10) == 1 + 10 * (1 + 2 * training_cost.ACTIVE_SHARE)
 
 
 def test_parts_add_up() -> None:

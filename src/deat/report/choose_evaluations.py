@@ -191,11 +191,11 @@ def _find_difference(evaluation: Evaluation, main: Evaluation) -> str:
     if evaluation.settings.get("threat") != main.settings.get("threat"):
         return "another radius or norm"
     if any(_about(evaluation, key) != _about(main, key) for key in ("data", "size", "normalize")):
-        return "other images"
+        return "other examples"
     if evaluation.num_images != main.num_images:
-        return f"{evaluation.num_images:,} images, not {main.num_images:,}"
+        return f"{evaluation.num_images:,} examples, not {main.num_images:,}"
     if evaluation.labels != main.labels or evaluation.settings.get("task") != main.settings.get("task"):
-        return "other images"
+        return "other examples"
     return ""
 
 

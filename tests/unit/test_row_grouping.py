@@ -5,11 +5,11 @@ import json
 import pytest
 
 from deat.report.figure_data import PARETO_FRONT_NAME, build_trade_off_figure
-from deat.report.grouping import can_compare_rows
 from deat.report.page_data import build_winner_cards, find_front_indices
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table
+from deat.report.row_grouping import can_compare_rows
 from deat.report.significance import select_rankable_rows
-from deat.report.tables import build_results_table
 from helpers.runs import make_bench, make_run, one_run
 
 SHARES = {"natural": 0.9, "pgd-20": 0.5}

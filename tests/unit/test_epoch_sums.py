@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from deat.core.batch_buffers import Buffers
-from deat.core.meter import EpochRecord, Meter
+from deat.core.epoch_sums import EpochRecord, Meter
 from deat.engine.engine import Engine
 from deat.errors import NumericalError
 from helpers.games import trainer_of

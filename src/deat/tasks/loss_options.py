@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deat.errors import UsageError
-from deat.tasks.loss_terms import cross_entropy
+from deat.tasks.per_example_losses import cross_entropy
 from deat.tasks.task import ClassWeights, Task
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deat.utils import locks
-from deat.utils.locks import file_lock
+from deat.utils import file_locks
+from deat.utils.file_locks import file_lock
 from helpers.children import Children
 from helpers.locks import remove_locks
 
@@ -36,7 +36,7 @@ def test_file_is_removed_only_where_that_is_wanted(tmp_path):
 
 HOLD = """import os, sys, time
 from pathlib import Path
-from deat.utils.locks import file_lock
+from deat.utils.file_locks import file_lock
 
 with file_lock(Path("lock")):
     if "fork" in sys.argv and os.fork() == 0:
@@ -65,7 +65,7 @@ def test_lock_ends_with_its_process_however_it_dies_and_not_with_its_workers(wor
 
 UNWIND = """import os, sys
 from pathlib import Path
-from deat.utils.locks import file_lock
+from deat.utils.file_locks import file_lock
 
 with file_lock(Path("lock"), delete=True):
     child = os.fork()
@@ -90,7 +90,7 @@ def test_forked_process_that_ends_neither_removes_nor_releases_the_lock_of_its_p
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("again", [True, False])  # made again by a third process
 def test_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one(again, tmp_path, monkeypatch):
-    path, lock_descriptor, locked = tmp_path / "lock", locks.lock_descriptor, []
+    path, lock_descriptor, locked = tmp_path / "lock", file_locks.lock_descriptor, []
 
     def lock_and_remove(fd, *, blocking):
         locked.append(fd)
@@ -100,7 +100,7 @@ def test_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one
                 path.touch()
         return lock_descriptor(fd, blocking=blocking)
 
-    monkeypatch.setattr(locks, "lock_descriptor", lock_and_remove)
+    monkeypatch.setattr(file_locks, "lock_descriptor", lock_and_remove)
     with file_lock(path):
         assert len(locked) == 2
         assert not is_free(path)

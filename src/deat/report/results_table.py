@@ -8,7 +8,7 @@ from typing import Any
 
 from deat.recipes.paper_numbers import PaperValue, find_paper_table, find_paper_value
 from deat.report.check_paper_claims import CheckedClaim, describe_claim_setups
-from deat.report.escape import escape_csv
+from deat.report.escape_latex_csv import escape_csv
 from deat.report.problems import FLAGGED_MARK, collect_remarks, describe_noted_jumps
 from deat.report.report_data import OTHER_SETUP_MARK, ReportData
 from deat.report.row_statistics import (
@@ -168,7 +168,7 @@ def describe_scores(row: ReportRow, run: RunResults) -> str:
     others = " Models other than the run itself were not evaluated further, so the results have no row for them."
     return (
         f"Measured by deat train at the end of {row.name}, seed {run.seed}, on the first {run.scores[0].images:,} test "
-        "images, quickly and without sanity checks: not the results of an evaluation, and nothing is ranked by them."
+        "examples, quickly and without sanity checks: not the results of an evaluation, and nothing is ranked by them."
         f"{others if len(run.scores) > 1 else ''}"
     )
 
@@ -205,7 +205,7 @@ def _describe_values(rows: Sequence[ReportRow], interval_place: str) -> list[str
         kind = "bootstrap over examples" if task.is_graded else "Wilson"
         texts.append(
             f"{metric}{unit}: mean ± standard deviation over seeds, and {interval_place} the 95 % interval ({kind}) for "
-            f"the choice of test {'examples' if task.is_graded else 'images'}. A dash means that there is no value."
+            f"the choice of test examples. A dash means that there is no value."
         )
         if task.is_graded:
             texts.append(

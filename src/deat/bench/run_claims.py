@@ -31,7 +31,7 @@ from deat.runs.record_files import (
 )
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.console import print_stderr
-from deat.utils.locks import file_lock
+from deat.utils.file_locks import file_lock
 from deat.utils.safe_write import check_no_symlinks
 from deat.utils.text import summarize_error
 from deat.utils.user_code import hash_code_file, is_file_spec

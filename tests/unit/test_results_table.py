@@ -21,7 +21,7 @@ from deat.evaluation.results import unpack_bits
 from deat.evaluation.sanity import Flag
 from deat.report.check_paper_claims import check_claims
 from deat.report.draw_figures import ROW_COLORS, _draw_panel, average_lines, draw_point_names
-from deat.report.escape import escape_csv, escape_latex
+from deat.report.escape_latex_csv import escape_csv, escape_latex
 from deat.report.figure_data import (
     Panel,
     PlotLine,
@@ -49,6 +49,15 @@ from deat.report.page_data import (
 )
 from deat.report.problems import collect_remarks, list_run_problems
 from deat.report.report_data import load_report_data
+from deat.report.results_table import (
+    build_results_table,
+    collect_table_notes,
+    format_saving,
+    render_claims_table,
+    render_csv_table,
+    render_markdown_table,
+    render_scores_tables,
+)
 from deat.report.row_statistics import (
     choose_ranking_attack,
     find_low_outliers,
@@ -58,15 +67,6 @@ from deat.report.row_statistics import (
     summarize_accuracy,
 )
 from deat.report.run_results import load_bench
-from deat.report.tables import (
-    build_results_table,
-    collect_table_notes,
-    format_saving,
-    render_claims_table,
-    render_csv_table,
-    render_markdown_table,
-    render_scores_tables,
-)
 from deat.runs.final_scores import ModelScore
 from deat.training.epoch_records import EpochTiming, EpochWatch, append_record
 from deat.utils.text import escape_markdown, make_printable, truncate_text
@@ -485,7 +485,7 @@ def test_a_run_that_the_watch_stopped_is_whole_and_one_that_was_cut_off_is_not(t
 def test_rows_that_cannot_be_compared_are_reported(tmp_path):
     make_run(tmp_path / "a", shares={"natural": 0.9})
     make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9}, images=100)
-    assert "number of test images (100, 200)" in load_report_data(paths(tmp_path)).notes[0]
+    assert "number of test examples (100, 200)" in load_report_data(paths(tmp_path)).notes[0]
 
 
 def test_a_folder_named_twice_counts_once_and_a_seed_that_ran_twice_is_reported(tmp_path):
@@ -636,7 +636,7 @@ def test_accuracies_on_a_sample_are_reported_to_be_also_those_of_autoattack_alon
     found.pop("checksum", None)
     (folder / "evaluation-aa.json").write_text(json.dumps(found))
     (note,) = [note for note in load_report_data([str(folder)]).notes if "sample" in note]
-    assert note.endswith("the first 50 test images: AA of seed 0 of m+deat.")
+    assert note.endswith("the first 50 test examples: AA of seed 0 of m+deat.")
 
 
 def test_the_last_epoch_stands_beside_a_chosen_one(tmp_path):
@@ -880,4 +880,4 @@ def test_rows_that_were_evaluated_of_another_epoch_or_on_other_images_are_report
         file.write_text(json.dumps(held))
     found = load_report_data([str(tmp_path / name) for name in ("a", "b")])
     assert any("Rows differ in their evaluated epoch (best, last)" in note for note in found.notes)
-    assert any("b seed 0 was trained on digits but evaluated on images of folder:x" in note for note in found.notes)
+    assert any("b seed 0 was trained on digits but evaluated on examples of folder:x" in note for note in found.notes)
