@@ -17,9 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/deat train --out runs/demo --overwrite
-	$(BIN)/deat evaluate runs/demo
-	$(BIN)/deat report runs/demo
+	$(BIN)/python examples/demo.py runs/demo
 
 test: lint $(VENV)/.triton $(VENV)/.ray $(VENV)/.integrations
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
