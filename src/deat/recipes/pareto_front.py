@@ -4,8 +4,8 @@ The budgets are 16 and 32 backprops for each image. A method trains for as many 
 k is not known in advance, this is estimated by the mean of its fewest and its most backprops. The other settings are
 those of the FAST setup: one triangle 0 -> 0.1 -> 0, batches of 128, weight decay 5e-4, all 50,000 images, bf16. Weights
 are averaged with a decay of 0.995, and both the averaged and the last weights are evaluated, so that no image chooses
-between them. DEAT-3 and FGSM-PGI have two rows more, with a label smoothing of 0.1. AutoAttack runs on the averaged weights and 300
-images. The rule set is `default`, with each method's own step sizes.
+between them. DEAT-3 and FGSM-PGI have two rows more, with a label smoothing of 0.1. AutoAttack runs on the averaged
+weights and 300 images. The rule set is `default`, with each method's own step sizes.
 
 `long-front` has 240 backprops for each image on PreAct-ResNet 18, a little less than M+DEAT needs in the standard setup
 (246, by the paper's times), a decay of 0.9995 and a label smoothing of 0.4, as published long trainings with one step
