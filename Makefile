@@ -17,9 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/deat train --out runs/demo --overwrite
-	$(BIN)/deat evaluate runs/demo
-	$(BIN)/deat report runs/demo
+	$(BIN)/python examples/demo.py runs/demo
 
 test: lint $(VENV)/.triton $(VENV)/.ray $(VENV)/.integrations
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
@@ -34,8 +32,9 @@ $(VENV)/.ray: $(STAMP)
 	-$(INSTALL) -e ".[ray]"
 	touch $@
 
-# About 510 MB: tensorboard 54, wandb 75, lightning 36, accelerate 20, transformers 150, datasets 180. MLflow (about
-# 460 MB) and Trackio (which needs Pillow 12) are not among them: where they are installed by hand, their tests run too.
+# About 780 MB: tensorboard 54, wandb 75, lightning 36, accelerate 20, transformers 150, datasets 180, timm, torchvision and
+# Trackio 130, MLflow 140. mlflow-skinny is MLflow without its server and pages; with the two other packages it has
+# databases, which the tests write to.
 $(VENV)/.integrations: $(STAMP)
 	-$(INSTALL) -e ".[integrations]"
 	touch $@

@@ -6,7 +6,7 @@ All of them replay a batch k + 1 times, as auto does, with the same attack.
 from dataclasses import dataclass, replace
 
 import deat
-from deat.schedules import AdversaryGap, Schedule, ScheduleState
+from deat.attack_schedules import AdversaryGap, Schedule, ScheduleState
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

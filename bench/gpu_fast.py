@@ -34,7 +34,7 @@ from shared import Record, clocked, command_block, gpu_machine, paragraph, write
 from torch import nn
 
 import deat
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.data import ImageSet
 from deat.engine.kernels import has_cached_kernels
 from deat.recipes import get_recipe

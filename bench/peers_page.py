@@ -279,7 +279,7 @@ def import_cost(measured: Record, clock: str) -> float:
 
 
 def demo_seconds(measured: Record, clock: str) -> float:
-    """The seconds of the demo's commands together."""
+    """The seconds of the demo."""
     return sum(command_seconds(measured, clock).values())
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.data import Augment, ImageSet
 from deat.version import get_versions
 

@@ -30,7 +30,7 @@ from deat.data import ImageSet
 from deat.evaluation.evaluator import DEFAULT_BLOCK_SIZE
 from deat.models.small_networks import UNet
 from deat.tasks import Classification, MultiLabel, Regression, Segmentation, Task
-from deat.training.cost_estimate import backprop_bounds
+from deat.training.training_cost import backprop_bounds
 from deat.utils.safe_write import write_json
 from deat.version import get_versions
 

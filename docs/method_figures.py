@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from deat.models import load_weights
 from deat.report.run_results import BenchResults, ReportRow, RunResults, load_bench
-from deat.runs.request import Request, Run, resolve_request
-from deat.tasks.loss_terms import cross_entropy
+from deat.runs.resolve_request import Request, Run, resolve_request
+from deat.tasks.per_example_losses import cross_entropy
 from deat.threat import Linf
 
 A, J, GREY, BLUE = "#f8961e", "#7209b7", "#888888", "#4361ee"

@@ -5,7 +5,7 @@ A registered method has a name, composes with m+ and f+, and is listed. The comm
 """
 
 import deat
-from deat.schedules import EveryEpochs, Fixed
+from deat.attack_schedules import EveryEpochs, Fixed
 
 GROWING = deat.Method(
     "growing-free", deat.Replay(), EveryEpochs(period=2, alpha_eps=1.0), deat.InnerAttack(start="bernoulli")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 import deat
-from deat.schedules import EpochRecord, Fixed, Schedule, ScheduleState
+from deat.attack_schedules import EpochRecord, Fixed, Schedule, ScheduleState
 
 # %% [markdown]
 # ## What a method consists of

@@ -11,7 +11,8 @@ from deat.version import VERSION
 from deat.write_report import WrittenReport, report
 
 if TYPE_CHECKING:
-    from deat import core, errors, schedules, tasks
+    from deat import attack_schedules, core, errors, tasks
+    from deat.attack_schedules import Schedule, ScheduleState
     from deat.core import (
         Budget,
         Buffers,
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
     )
     from deat.data import Augment, BatchSource, DataLike, DataSplits, ImageSet, LazyImages, as_source, load_data
     from deat.engine.engine import Engine
-    from deat.evaluation.adversarial_examples import AdversarialExamples
     from deat.evaluation.attack_verifier import AttackLike
     from deat.evaluation.attacks import Attack
     from deat.evaluation.evaluator import evaluate
+    from deat.evaluation.kept_examples import AdversarialExamples
     from deat.evaluation.results import Evaluation, load_evaluation
     from deat.evaluation.standalone_attack import BoundAttack, attack
     from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
     from deat.methods import Method, RuleSet, auto_steps, awp, friendly, get_method, gplus, mplus, register_method
-    from deat.methods.configure import configure_method
+    from deat.methods.change_settings import configure_method
     from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
     from deat.models.export_network import ExportedFile
     from deat.runs.attack_images import AttackedImage, AttackedImages, attack_images
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from deat.runs.fit import fit
     from deat.runs.predict import Prediction, predict
     from deat.runs.saved_run import SavedRun, load_run
-    from deat.schedules import Schedule, ScheduleState
     from deat.threat import L1, L2, Linf, ThreatModel, Union
     from deat.training.adversarial_step import AdversarialStep, StepResult
     from deat.training.best_epoch import BestChoice
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from deat.utils.distributed import Distributed
 
 _NAMES_BY_MODULE = {
+    "attack_schedules": "Schedule ScheduleState",
     "core": (
         "Budget Buffers Craft CrossEntropy EpochRecord StopRule Game GradientAlignment GradientPenalty "
         "InnerAttack LossOutput MagnitudeProbe Mart Measurement Objective Play Relay RememberStarts Replay "
@@ -78,7 +79,7 @@ _NAMES_BY_MODULE = {
     ),
     "data": "Augment DataLike DataSplits ImageSet LazyImages BatchSource as_source load_data",
     "engine.engine": "Engine",
-    "evaluation.adversarial_examples": "AdversarialExamples",
+    "evaluation.kept_examples": "AdversarialExamples",
     "evaluation.attacks": "Attack",
     "evaluation.evaluator": "evaluate",
     "evaluation.results": "Evaluation load_evaluation",
@@ -86,7 +87,7 @@ _NAMES_BY_MODULE = {
     "evaluation.attack_verifier": "AttackLike",
     "integrations.hub": "from_pretrained pull_from_hub push_to_hub save_pretrained",
     "methods": "Method RuleSet auto_steps awp friendly get_method gplus mplus register_method",
-    "methods.configure": "configure_method",
+    "methods.change_settings": "configure_method",
     "models": "Normalize add_normalization build_model load_weights register_model save_weights",
     "models.export_network": "ExportedFile",
     "runs.attack_images": "AttackedImage AttackedImages attack_images",
@@ -94,7 +95,6 @@ _NAMES_BY_MODULE = {
     "runs.fit": "fit",
     "runs.predict": "Prediction predict",
     "runs.saved_run": "SavedRun load_run",
-    "schedules": "Schedule ScheduleState",
     "threat": "L1 L2 Linf ThreatModel Union",
     "training.adversarial_step": "AdversarialStep StepResult",
     "training.best_epoch": "BestChoice",
@@ -184,6 +184,7 @@ __all__ = [
     "as_source",
     "attack",
     "attack_images",
+    "attack_schedules",
     "auto_steps",
     "awp",
     "build_model",
@@ -211,7 +212,6 @@ __all__ = [
     "report",
     "save_pretrained",
     "save_weights",
-    "schedules",
     "tasks",
 ]
 

@@ -21,7 +21,7 @@ from torch.nn.functional import normalize, pad
 from deat.errors import UsageError, unknown_name_error
 from deat.utils.numbers import parse_number
 from deat.utils.text import format_eps
-from deat.utils.torch_utils import broadcast_mask
+from deat.utils.torch_contexts import broadcast_mask
 
 START_KINDS = ("zero", "uniform", "normal", "bernoulli", "jitter")
 """How an attack may start."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import deat
-from deat.core.meter import EpochRecord
+from deat.core.epoch_sums import EpochRecord
 from deat.methods import list_methods
 from helpers.games import EXTRAS, THREATS, UPDATE_COSTS, WatchedGame, busy_budget, game_of, reach, trainer_of
 from helpers.guards import BackwardCounter
@@ -63,7 +63,7 @@ def test_every_intermediate_delta_is_in_ball_and_box(name, threat, rules):
 def test_declared_backprops_equal_the_cost_and_the_backward_calls_that_were_made(name, k):
     method, net = deat.get_method(name), conv_net()
     counter, game = BackwardCounter(net[-1]), game_of(method, net)
-    budget = busy_budget(method) if k is None else deat.schedules.Budget(k, 0.05, 1.0)
+    budget = busy_budget(method) if k is None else deat.attack_schedules.Budget(k, 0.05, 1.0)
     for seed, n in enumerate((6, 6, 3)):
         method.play(game, *images(n, seed=seed), budget)
     assert counter.count == game.cost.backprops == 3 * method.play.backprops(budget)

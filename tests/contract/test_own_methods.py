@@ -5,17 +5,17 @@ import json
 import pytest
 
 import deat
+from deat.attack_schedules import Fixed
 from deat.errors import UsageError
 from deat.methods import method_registry
 from deat.recipes import get_recipe
-from deat.schedules import Fixed
 from deat.utils.user_code import hash_code_file
 from helpers.games import busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 
 FILE = '''
 import deat
-from deat.schedules import Fixed
+from deat.attack_schedules import Fixed
 
 TWICE = deat.Method("twice", deat.Replay(), Fixed(k=1, alpha_eps=0.5), deat.InnerAttack(start="normal"))
 
@@ -87,7 +87,7 @@ def test_prefixes_stand_before_a_method_in_a_file(method_file):
 
 REGISTERING = """
 import deat
-from deat.schedules import Fixed
+from deat.attack_schedules import Fixed
 
 
 @deat.register_method("bold-K")

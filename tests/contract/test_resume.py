@@ -23,7 +23,7 @@ PER_EPOCH = 2
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Measuring(deat.schedules.Fixed):
+class Measuring(deat.attack_schedules.Fixed):
     """A schedule that needs what the method measures."""
 
     def observe(self, state: dict[str, float], record: deat.EpochRecord) -> dict[str, float]:

@@ -11,7 +11,7 @@ import pytest
 
 from deat.bench import workers
 from deat.bench import workers as cells
-from deat.bench.bench_folder import BenchFolder
+from deat.bench.run_claims import BenchFolder
 from deat.cli.main import main
 from helpers.children import Children
 from helpers.together import CONTEXT as FORKSERVER
@@ -40,7 +40,7 @@ class Ask(deat.Craft):
         super().__call__(game, x, y, budget)
 
 def method(name, play):
-    return deat.Method(name, play, deat.schedules.Fixed(k=1, alpha_eps=1.0))
+    return deat.Method(name, play, deat.attack_schedules.Fixed(k=1, alpha_eps=1.0))
 
 explode, die, ask = method("explode", Explode()), method("die", Die()), method("ask", Ask())
 """

@@ -17,7 +17,7 @@ class Bad(deat.Craft):
     def __call__(self, game, x, y, budget):
         raise RuntimeError("no such luck")
 
-own = deat.Method("own", deat.Craft(), deat.schedules.Fixed(k=1, alpha_eps={alpha}))
+own = deat.Method("own", deat.Craft(), deat.attack_schedules.Fixed(k=1, alpha_eps={alpha}))
 """
 
 

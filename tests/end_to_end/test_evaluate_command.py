@@ -20,7 +20,7 @@ from deat.cli.main import main
 from deat.evaluation.attacks import Attack
 from deat.evaluation.autoattack import AutoAttack
 from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
-from deat.runs.schema import read_record
+from deat.runs.record_files import read_record
 from deat.threat import Linf
 from helpers.children import Children
 
@@ -357,6 +357,6 @@ def test_a_run_s_record_is_read_once_so_that_all_that_is_reported_is_of_one_run(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("deat.runs.load_run.read_record", lambda path: read.append(path) or read_record(path))
+    monkeypatch.setattr("deat.runs.trained_run.read_record", lambda path: read.append(path) or read_record(path))
     assert main(["evaluate", str(run), "--attacks", "natural", "--n", "20"]) == 0
     assert read == [run]

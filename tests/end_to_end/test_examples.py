@@ -1,19 +1,43 @@
 """Every example runs as it stands."""
 
+import runpy
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import deat.cli.main
 from helpers.children import Children
 
 ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "examples" / "demo.py"
+"""Takes as long as the three commands that it runs, which have tests of their own."""
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted({*(ROOT / "examples").glob("*.py")} - {DEMO}), ids=lambda p: p.stem)
 def test_example_runs_and_prints_its_epochs(path: Path, children: Children, tmp_path: Path) -> None:
     assert children.run_script(path, cwd=tmp_path) == 0, (tmp_path / "err").read_text()
     assert len((tmp_path / "out").read_text().splitlines()) >= 4
     assert {path.name for path in tmp_path.iterdir()} == {"out", "err"}
+
+
+@pytest.mark.parametrize("failing", ["evaluate", None])
+def test_the_demo_runs_its_commands_up_to_the_first_that_fails(
+    failing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[Sequence[str]] = []
+
+    def run(argv: Sequence[str]) -> int:
+        commands.append(argv)
+        return 6 if argv[0] == failing else 0
+
+    monkeypatch.setattr(deat.cli.main, "main", run)
+    status = runpy.run_path(str(DEMO))["run_demo"]("runs/demo")
+    names = [argv[0] for argv in commands]
+    assert (status, names) == ((6, ["train", "evaluate"]) if failing else (0, ["train", "evaluate", "report"]))
+    assert all("runs/demo" in argv for argv in commands)
+    for argv in commands:
+        deat.cli.main.parse_command(argv)
 
 
 def test_the_readme_example_learns_and_says_nothing_of_anything_amiss(children: Children, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from deat.cli.main import main
 from deat.data import cifar, datasets
 from deat.recipes import get_recipe
 from deat.report.run_results import load_bench, load_run_results
-from deat.runs.request import resolve_request
-from deat.runs.schema import read_bench_record, read_record
+from deat.runs.record_files import read_bench_record, read_record
+from deat.runs.resolve_request import resolve_request
 from deat.utils.safetensors_files import read_tensors
-from deat.utils.torch_utils import cpu_model
+from deat.utils.torch_contexts import cpu_model
 from helpers.data_sets import cifar_files, shrink, write_folder
 
 WRITTEN_BY = "AuthenticAMD"

@@ -19,7 +19,7 @@ from deat.methods import method_registry
 from deat.models.weights import read_weights
 from deat.recipes import get_recipe
 from deat.recipes.overrides import apply_overrides
-from deat.runs.request import Request, resolve_request
+from deat.runs.resolve_request import Request, resolve_request
 from deat.training.make_trainer import make_trainer
 
 ROOT = Path(__file__).parents[2]
@@ -302,7 +302,7 @@ def test_a_file_that_registers_methods_may_be_run_again(here: Path, monkeypatch:
     monkeypatch.setattr(method_registry, "_METHODS", dict(method_registry._METHODS))
     (here / "way.py").write_text(
         "import deat\n@deat.register_method('zigzag-K')\ndef zigzag(k: int = 2) -> deat.Method:\n"
-        "    return deat.Method('zigzag', deat.Craft(), deat.schedules.Fixed(k=k, alpha_eps=0.5))\nOURS = zigzag()\n"
+        "    return deat.Method('zigzag', deat.Craft(), deat.attack_schedules.Fixed(k=k, alpha_eps=0.5))\nOURS = zigzag()\n"
     )
     for _ in range(2):
         assert run_of(method="way.py:OURS").method.name == "zigzag"

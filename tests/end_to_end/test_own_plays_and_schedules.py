@@ -10,7 +10,7 @@ import pytest
 import deat
 from deat.cli.main import main
 from deat.methods import method_registry
-from deat.training.cost_estimate import backprop_bounds
+from deat.training.training_cost import backprop_bounds
 
 PAGE = (Path(__file__).parents[2] / "docs/own-plays-and-schedules.md").read_text()
 BATCHES = 10

@@ -91,7 +91,8 @@ def test_a_plugin_that_fails_is_named_and_the_others_work(children, tmp_path):
     site = tmp_path / "site"
     write_package(site, "broken", "raise RuntimeError('no engine')", methods="broken = broken:method")
     write_package(site, "leaves", "raise SystemExit(3)", models="leaves = leaves:net")
-    good = "import deat\ndef zap(k=2):\n    return deat.Method('zap', deat.Craft(), deat.schedules.Fixed(k=k, alpha_eps=1.0))"
+    good = "import deat\nfrom deat.attack_schedules import Fixed\n"
+    good += "def zap(k=2):\n    return deat.Method('zap', deat.Craft(), Fixed(k=k, alpha_eps=1.0))"
     write_package(site, "good", good, methods="zap-K = good:zap\nmissing = good:missing\nnumber = good:__name__")
     code = """
 with warnings.catch_warnings(record=True) as seen:
@@ -117,7 +118,7 @@ def test_a_plugin_never_replaces_a_name_that_there_is(children, tmp_path):
     code = """
 import deat, torch
 def method(n=1, k=1, m=1):
-    return deat.Method("other", deat.Craft(), deat.schedules.Fixed(k=1, alpha_eps=1.0))
+    return deat.Method("other", deat.Craft(), deat.attack_schedules.Fixed(k=1, alpha_eps=1.0))
 def net():
     return torch.nn.Flatten()
 class Other(deat.tasks.Task):

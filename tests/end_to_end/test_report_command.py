@@ -73,7 +73,7 @@ def test_training_process_has_the_papers_six_rows_and_both_training_accuracies(r
 def test_sweep_starts_at_natural_accuracy_and_never_rises(report, run):
     rows = rows_of(report / "figures" / "sweep.csv")
     shares = [float(row["y"]) for row in rows]
-    assert {(row["panel"], row["seed"]) for row in rows} == {("PGD-20 on 20 test images, seed 0 alone", "0")}
+    assert {(row["panel"], row["seed"]) for row in rows} == {("PGD-20 on 20 test examples, seed 0 alone", "0")}
     assert "seed 0 alone</h3>" in (report / "index.html").read_text()
     assert [float(row["x"]) for row in rows] == pytest.approx([0, 0.075, 0.15, 0.225, 0.3, 0.45])
     assert shares == sorted(shares, reverse=True)

@@ -78,7 +78,7 @@ def test_a_run_is_loaded_with_all_that_is_in_its_folder(epoch: str, trained: Pat
 def test_a_loaded_run_needs_no_data_and_code_must_be_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["train", "--epochs", "1", "--method", "fgsm", "--baseline", "no", "--model", "net.py:Net"]
     assert main([*command, "--out", "own"]) == 0
-    monkeypatch.setattr("deat.runs.request.load_data", lambda *_, **__: pytest.fail("data were read"))
+    monkeypatch.setattr("deat.runs.resolve_request.load_data", lambda *_, **__: pytest.fail("data were read"))
     deat.load_run(trained)
     Path("net.py").rename("mine.py")
     with pytest.raises(UsageError, match=r"net\.py:Net', which is code"):

@@ -15,7 +15,7 @@ from deat.evaluation.attack_registry import describe_attack, get_attack
 from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import Flag
 from deat.report.model_card import render_model_card
-from deat.report.robustbench import Publication, make_robustbench_claim
+from deat.report.robustbench_claim import Publication, make_robustbench_claim
 from helpers.hub_server import TOKEN, serve_hub
 
 LAST = ["--epoch", "last"]

@@ -59,7 +59,7 @@ def test_a_folder_without_test_images_says_why_nothing_is_scored_and_counts_what
     flags = ["train", "--data", "folder:set", "--data-root", "cache", "--out", "run", "--epochs", "1", "--val-attack"]
     assert main([*flags, "pgd-1"]) == 3
     said = capsys.readouterr().err
-    assert "30 images, of which 3 are held out for validation and 27 left, fewer than one batch of 128" in said
+    assert "30 examples, of which 3 are held out for validation and 27 left, fewer than one batch of 128" in said
     assert "--batch-size) of at most 27" in said
     assert main([*flags, "pgd-1", "--batch-size", "9"]) == 0
     said = capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_given_weights_start_with_a_smaller_learning_rate_which_is_reported_reco
 
 def test_a_method_and_a_model_come_from_files() -> None:
     Path("mine.py").write_text(
-        "import deat\nfrom torch import nn\nfrom deat.schedules import Fixed\n"
+        "import deat\nfrom torch import nn\nfrom deat.attack_schedules import Fixed\n"
         "TWO = deat.Method('two', deat.Craft(), Fixed(k=2, alpha_eps=0.5))\n"
         "class Net(nn.Sequential):\n"
         "    def __init__(self, num_classes=10):\n"

@@ -26,8 +26,8 @@ from deat.errors import CheckpointError
 from deat.report.run_results import load_bench
 from deat.runs.run_dir import create_unique_folder
 from deat.utils.anonymize_paths import anonymize_paths, restore_user_paths
+from deat.utils.console import print_stderr
 from deat.utils.safetensors_files import read_note, read_tensors
-from deat.utils.terminal import print_stderr
 from deat.utils.text import escape_markdown, make_printable
 from helpers.children import Children
 from helpers.runs import make_bench, make_run, one_run
@@ -689,7 +689,7 @@ def test_test_images_touch_neither_training_nor_selection(monkeypatch):
         return Guard()
 
     from deat.runs.final_scores import RunScorer
-    from deat.runs.request import Run
+    from deat.runs.resolve_request import Run
 
     monkeypatch.setattr(Run, "test_images", guarded)
     monkeypatch.setattr(RunScorer, "score", lambda *_: None)

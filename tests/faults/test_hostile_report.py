@@ -7,7 +7,7 @@ import pytest
 from deat.cli.main import main
 from deat.evaluation.sanity import Flag
 from deat.report.gallery import Gallery, Tile, gallery_to_csv_rows
-from deat.report.tables import format_csv
+from deat.report.results_table import format_csv
 from helpers.runs import make_bench, make_run, one_run
 
 FORMULA = '=HYPERLINK("http://a.example";"x")'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.bench.bench_folder import BenchFolder, GridCell
+from deat.bench.run_claims import BenchFolder, GridCell
 from deat.bench.workers import run_claimed_cell
 from deat.checkpoint.store import remove_temporary_files
 from deat.cli.main import main

@@ -13,7 +13,7 @@ from deat.checkpoint import store
 from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main
 from deat.errors import CheckpointError, UsageError
-from deat.runs.schema import read_record
+from deat.runs.record_files import read_record
 from deat.training.checkpoints import Checkpoints, load_checkpoint
 from deat.training.overfit_watch import OverfitWatch
 from helpers.games import trainer_of
@@ -460,7 +460,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
 MINE = """import deat
 from pathlib import Path
 from torch import nn
-from deat.schedules import Fixed
+from deat.attack_schedules import Fixed
 Path("ran").touch()
 TWO = deat.Method("two", deat.Craft(), Fixed(k=2, alpha_eps=0.5))
 class Net(nn.Sequential):

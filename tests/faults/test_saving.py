@@ -19,7 +19,7 @@ from deat.cli.main import main
 from deat.errors import BusyError, CheckpointError, Interrupted
 from deat.runs.run_dir import RunFolder
 from deat.training.checkpoints import Checkpoints
-from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
+from deat.utils.file_locks import LOCK_FILE_NAME, lock_run_folder
 from helpers.games import trainer_of
 from helpers.locks import remove_locks
 from helpers.nets import conv_net

@@ -337,7 +337,7 @@ def test_signal_while_a_mistaken_command_line_is_parsed_says_that_there_is_no_ru
 
 @pytest.mark.promise("P24")
 def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeypatch, capsys):
-    import deat.runs.load_run as loading
+    import deat.runs.trained_run as loading
 
     def cut_short(*args, **options):
         try:
@@ -405,7 +405,7 @@ def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatc
 @pytest.mark.parametrize("command", ["evaluate", "resume"])
 def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, number, whole, monkeypatch, capsys):
     import deat.cli.evaluate as evaluating
-    import deat.runs.load_run as resuming
+    import deat.runs.trained_run as resuming
 
     shutil.copytree(whole, "run")
     order = {"evaluate": ["evaluate", "run", "--attacks", "natural", "--n", "20"], "resume": ["resume", "run"]}[command]

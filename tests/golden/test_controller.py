@@ -1,8 +1,8 @@
 """The M+ rule replayed on the authors' own logs gives the authors' k in every epoch."""
 
 import deat
-from deat.core.meter import EpochRecord
-from deat.schedules import GradientMagnitude
+from deat.attack_schedules import GradientMagnitude
+from deat.core.epoch_sums import EpochRecord
 
 M_DEAT_PREACT = """
 5824.9 2829.7 2977.4 2693.9 2784.9 2880.7 2968.2 3028.7 2844.7 2850.9 2852.3 2886.0 2900.5 2939.9 2947.2 2952.1

@@ -3,7 +3,7 @@
 import pytest
 
 import deat
-from deat.core.meter import EpochRecord
+from deat.core.epoch_sums import EpochRecord
 from helpers.games import trainer_of
 from helpers.guards import BackwardCounter
 from helpers.nets import conv_net, learnable

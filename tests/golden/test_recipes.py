@@ -5,10 +5,10 @@ import pytest
 from deat import recipes
 from deat.cli.bench import BenchCommand, plan_cells
 from deat.methods import get_method
-from deat.methods.configure import configure_method
+from deat.methods.change_settings import configure_method
 from deat.threat import Linf
 from deat.training.config import TrainConfig
-from deat.training.cost_estimate import backprop_bounds
+from deat.training.training_cost import backprop_bounds
 
 
 def rows_of(name, methods=(), model=None):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import deat
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.data import ImageSet
 from deat.errors import Interrupted
 from deat.methods import list_methods
@@ -272,7 +272,9 @@ def played(method: str, precision: str, engine: str, double: bool = False) -> li
     return seen
 
 
-@pytest.mark.parametrize("method", ["pgd-2", "m+trades", "mart-2", "free-4", "fat-5", "yopo-5-3", "fgsm-pgi", "awp+pgd-2", "g+pgd-2"])
+@pytest.mark.parametrize(
+    "method", ["pgd-2", "m+trades", "mart-2", "free-4", "fat-5", "yopo-5-3", "fgsm-pgi", "awp+pgd-2", "g+pgd-2"]
+)
 def test_compiled_moves_agree_with_eager_ones(method: str) -> None:
     for one, other in zip(played(method, "fp32", "eager", True), played(method, "fp32", "compile", True), strict=True):
         assert float(other.loss) == pytest.approx(float(one.loss), rel=1e-9)

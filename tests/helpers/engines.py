@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import deat
+from deat.attack_schedules import EveryEpochs
 from deat.data import ImageSet
-from deat.schedules import EveryEpochs
 
 SIDE, WIDTH = 16, 64
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget, Buffers
+from deat.core.batch_buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
 from deat.methods import Method
 from deat.models import get_input_std

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from deat.utils import locks
+from deat.utils import file_locks
 
 
 def remove_locks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,4 +13,4 @@ def remove_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int, *, blocking: bool = True) -> bool:
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    monkeypatch.setattr(locks, "lock_descriptor", refuse)
+    monkeypatch.setattr(file_locks, "lock_descriptor", refuse)

@@ -20,7 +20,7 @@ from deat.cli.main import main
 from deat.errors import Interrupted, UsageError
 from deat.integrations.loggers import Logger, RunLog, get_loggers, list_loggers
 from deat.integrations.loggers.logger import _LOGGERS
-from deat.integrations.loggers.run_log import read_log_options
+from deat.integrations.loggers.logging_callback import read_log_options
 from helpers.nets import conv_net, learnable
 from helpers.together import together
 

@@ -10,9 +10,9 @@ import deat
 from deat.core.training_losses import LossOutput
 from deat.data import ImageSet
 from deat.engine.engine import Engine
-from deat.engine.half_precision import HalfWeights, castable_weights
+from deat.engine.half_weights import HalfWeights, castable_weights
 from deat.engine.kernels import batch_norm, classifier_head, conv_streams, cross_entropy, graph_pass
-from deat.methods.configure import configure_method
+from deat.methods.change_settings import configure_method
 from deat.training import optimizers
 from deat.training.trainer import Trainer
 

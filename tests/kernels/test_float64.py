@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget, Buffers
+from deat.core.batch_buffers import Budget, Buffers
 from deat.engine.engine import Engine
 from deat.engine.kernels import batch_norm, classifier_head, cross_entropy, first_conv
 from deat.engine.kernels.classifier_head import pooled_linear

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 import deat
 from deat.core import compiled_functions
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.engine.engine import Engine
 from deat.engine.kernels.batch_norm import fused_batch_norm
 from deat.engine.kernels.first_conv import conv2d_few_channels

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import deat
 from deat.errors import CheckpointError, Interrupted
-from deat.methods.configure import configure_method
+from deat.methods.change_settings import configure_method
 from deat.training.checkpoints import Checkpoints
 from deat.utils.distributed import Distributed, _agree_on_store_prefix
 from helpers.games import trainer_of
@@ -174,7 +174,7 @@ def test_a_save_that_fails_is_known_to_all(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_busy_is_refused_by_all(tmp_path: Path, whole: Path) -> None:
-    from deat.utils.locks import lock_run_folder
+    from deat.utils.file_locks import lock_run_folder
 
     with lock_run_folder(whole):
         assert statuses(commands(whole.parent, *RUN, "--resume", "auto"), within=30) == [7, 7]

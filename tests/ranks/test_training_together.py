@@ -284,7 +284,7 @@ def drawn(ranks: Distributed) -> list[list[list[float]]]:
     trainer = trainer_of("pgd-2", data=learnable(20), epochs=1, batch_size=20, distributed=ranks)
     for x, y in trainer.train.epoch(0):
         trainer.prepare_step(0, 0)
-        r = trainer.game.begin_batch(x, y, deat.schedules.Budget(1, 0.1))
+        r = trainer.game.begin_batch(x, y, deat.attack_schedules.Budget(1, 0.1))
     return [r.delta.flatten(1).tolist(), r.x.flatten(1).tolist()]
 
 
@@ -370,7 +370,11 @@ def refused(ranks: Distributed) -> list[str]:
     lone = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     for options in (
         {"method": "m+deat", "batch_size": 1},
-        {"method": deat.methods.configure.configure_method(deat.get_method("fat-5"), deat.Linf(0.1), compact=True)},
+        {
+            "method": deat.methods.change_settings.configure_method(
+                deat.get_method("fat-5"), deat.Linf(0.1), compact=True
+            )
+        },
         {"method": "m+deat", "net": lone, "batch_size": 10, "data": learnable(23)},
         {"method": "m+deat", "sync_bn": True},
         {"method": "m+deat", "net": idle},

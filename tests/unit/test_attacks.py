@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import deat
 from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, compute_gradient, correct_under_attack, parse_attack
-from deat.tasks.loss_terms import cross_entropy, margin_loss
+from deat.tasks.per_example_losses import cross_entropy, margin_loss
 from helpers.games import THREATS, trainer_of
 from helpers.nets import conv_net, images, learnable, same, weights
 

@@ -10,17 +10,17 @@ from torch import nn
 
 from deat import recipes
 from deat.bench import workers as cells
-from deat.bench.bench_folder import GridCell
+from deat.bench.run_claims import GridCell
 from deat.checkpoint import store
 from deat.errors import BusyError, CheckpointError, DataError
 from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
 from deat.evaluation.resume_log import lock_evaluation
 from deat.recipes import apply_overrides
-from deat.runs.load_run import get_test_split, load_run_model
+from deat.runs.record_files import WEIGHTS_FILE
 from deat.runs.run_dir import RunFolder
-from deat.runs.schema import WEIGHTS_FILE
+from deat.runs.trained_run import get_test_split, load_run_model
+from deat.utils.file_locks import lock_run_folder
 from deat.utils.fingerprints import fingerprint_model
-from deat.utils.locks import lock_run_folder
 from deat.utils.safe_write import link_atomic
 from deat.utils.safetensors_files import read_note
 

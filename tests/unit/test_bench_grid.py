@@ -7,7 +7,7 @@ import os
 import pytest
 
 from deat import recipes
-from deat.bench.bench_folder import MAX_ATTEMPTS, BenchFolder, make_cells, remove_damaged_evaluations
+from deat.bench.run_claims import MAX_ATTEMPTS, BenchFolder, make_cells, remove_damaged_evaluations
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.report.run_results import load_bench
 from helpers.locks import remove_locks
@@ -132,7 +132,7 @@ def test_a_disk_that_takes_nothing_more_is_explained_and_the_cell_stays_free(gri
 
     cell, lock = grid.claim(cells())
     with monkeypatch.context() as patch:
-        patch.setattr("deat.runs.schema.write_json", full)
+        patch.setattr("deat.runs.record_files.write_json", full)
         for work in (
             lambda: grid.claim(cells()[1:]),
             lambda: grid.finish(cell, "done"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deat import recipes
-from deat.bench.bench_folder import BenchFolder, make_cells
+from deat.bench.run_claims import BenchFolder, make_cells
 from deat.bench.status import BenchProgress
 from deat.evaluation.evaluator import evaluate
 from deat.recipes.recipe import EvaluationPlan

@@ -5,8 +5,8 @@ import pytest
 from deat.evaluation.sanity import Flag
 from deat.report.page_data import build_winner_cards
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table, render_markdown_table
 from deat.report.significance import choose_baseline, describe_ties, find_most_robust
-from deat.report.tables import build_results_table, render_markdown_table
 from helpers.page_sections import render_section
 from helpers.runs import make_bench, make_run, one_run
 
@@ -32,7 +32,7 @@ def card(of, title):
 def test_a_best_row_names_the_rows_that_are_statistically_indistinguishable_from_it(tmp_path):
     of = build_results_table(runs(tmp_path, {"m+deat": 0.50, "free-4": 0.51, "natural": 0.02}), None)
     assert card(of, "Most robust under PGD-20") == ("51.00 % for 120 backprops", TIES.format("m+deat"))
-    text, ties = card(of, "Best on clean images")
+    text, ties = card(of, "Best on clean examples")
     assert "90.00 %; " in text
     assert ties == TIES.format("free-4, natural")
     page = render_section("winner_cards", build_winner_cards(of))

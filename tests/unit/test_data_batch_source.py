@@ -286,5 +286,5 @@ def test_an_empty_set_is_refused():
 def test_a_dataset_smaller_than_a_batch_is_refused():
     for data in (Numbers(), DataLoader(Numbers(), batch_size=64)):
         for num_classes in (12, None):
-            with pytest.raises(DataError, match=r"12 images.*one batch of 64.*at most 12"):
+            with pytest.raises(DataError, match=r"12 examples.*one batch of 64.*at most 12"):
                 as_source(data, batch_size=64, num_classes=num_classes).check()

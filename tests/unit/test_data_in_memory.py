@@ -140,6 +140,6 @@ def test_the_device_does_not_change_the_batches():
 
 
 def test_fewer_images_than_a_batch_is_refused_in_training_only():
-    with pytest.raises(DataError, match=r"20 images.*one batch of 64.*at most 20"):
+    with pytest.raises(DataError, match=r"20 examples.*one batch of 64.*at most 20"):
         InMemorySource(random_set(), 64).check()
     InMemorySource(random_set(), 64, shuffle=False).check()

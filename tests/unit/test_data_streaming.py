@@ -154,7 +154,7 @@ def test_a_changed_zip_is_refused_when_it_is_read(tmp_path, monkeypatch):
 
 
 def test_check_refuses_too_few_images_and_an_unreadable_first_image(lazy, tmp_path):
-    with pytest.raises(DataError, match=r"12 images.*one batch of 64"):
+    with pytest.raises(DataError, match=r"12 examples.*one batch of 64"):
         StreamingSource(lazy, 64, workers=0).check()
     (tmp_path / "set" / "train" / "cat" / "0.png").write_bytes(png()[:50])
     with pytest.raises(DataError, match=r"'train/cat/0\.png'"):

@@ -11,7 +11,7 @@ import deat
 from deat.cli.main import main
 from deat.data.train_subset import select_train_indices, take_train_images
 from deat.errors import UsageError
-from deat.runs.schema import read_record
+from deat.runs.record_files import read_record
 from deat.training.data_split import take_train_part
 from helpers.nets import conv_net, learnable
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+import deat.attack_schedules
 import deat.core
 import deat.data
 import deat.integrations.hub
 import deat.integrations.loggers
 import deat.methods
 import deat.models
-import deat.schedules
 import deat.tasks
 
 MODULES = (
@@ -26,7 +26,7 @@ MODULES = (
     deat.integrations.loggers,
     deat.methods,
     deat.models,
-    deat.schedules,
+    deat.attack_schedules,
     deat.tasks,
 )
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.engine.layer_work import count_multiply_adds
 from deat.engine.precision import choose_precision
 from deat.errors import UsageError
@@ -19,7 +19,7 @@ from deat.training import engine_choice
 from deat.training.config import resolve_device
 from deat.training.engine_choice import AutoCompile
 from deat.training.optimizers import DeviceSGD
-from deat.utils.torch_utils import choose_threads
+from deat.utils.torch_contexts import choose_threads
 from helpers.games import THREATS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from deat.engine.half_precision import LossScaler
+from deat.engine.loss_scaler import LossScaler
 from deat.training import trainer as training
 from deat.training.optimizers import DeviceSGD, load_optimizer_state, make_optimizer_factory
 from deat.training.resume_checks import collect_environment, list_differences

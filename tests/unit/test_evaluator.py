@@ -12,7 +12,7 @@ from deat.evaluation import quick_scores
 from deat.evaluation.attack_verifier import derive_block_seed
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.evaluator import evaluate
-from deat.tasks.loss_terms import cross_entropy, margin_loss
+from deat.tasks.per_example_losses import cross_entropy, margin_loss
 from deat.utils.seeding import derive_seed
 from helpers.eval_attackers import Own
 from helpers.eval_nets import THREAT, digits, robust, undefended

@@ -18,7 +18,7 @@ from deat.evaluation import attack_verifier as judging
 from deat.evaluation import fast_model
 from deat.evaluation.fast_model import EAGER_CALLS_BEFORE_RECORDING, FastModel, GraphedNetwork
 from deat.training import trainer as training
-from deat.utils import float32_precision, torch_utils
+from deat.utils import float32_precision, torch_contexts
 from helpers.eval_nets import THREAT, convolutional, digits
 from helpers.games import busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, seeded, weights
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_evalua
         yield
 
     monkeypatch.setattr(torch.cuda, "device", noted)
-    with torch_utils.device_context(torch.device("cpu")):
+    with torch_contexts.device_context(torch.device("cpu")):
         assert not entered
     with float32_precision.exact_float32(torch.device("cuda:1")):
         assert entered == ["cuda:1"]

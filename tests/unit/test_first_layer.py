@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.core.first_layer import find_first_layer
 from deat.core.move_order import _compute_costates, _first_layer_gradient
 from deat.errors import UsageError
-from deat.tasks.loss_terms import cross_entropy
+from deat.tasks.per_example_losses import cross_entropy
 from helpers.games import THREATS, WatchedGame, busy_budget, game_of
 from helpers.nets import CLASSES, SIDE, conv_net, images, same, seeded, weights
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.engine import executor
 from deat.engine.cuda_graphs import GraphRecorder
 from deat.engine.executor import Executor
 from deat.errors import DataError, UsageError
-from deat.tasks.loss_terms import cross_entropy, kl_divergence
+from deat.tasks.per_example_losses import cross_entropy, kl_divergence
 from helpers.games import THREATS, WatchedGame, busy_budget, game_of
 from helpers.nets import conv_net, images, same, weights
 

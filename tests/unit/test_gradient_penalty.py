@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.errors import UsageError
-from deat.methods.configure import configure_method
+from deat.methods.change_settings import configure_method
 from deat.tasks import CLASSIFICATION, Regression
-from deat.tasks.loss_terms import cross_entropy
+from deat.tasks.per_example_losses import cross_entropy
 from helpers.games import THREATS, UNIONS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 
@@ -170,7 +170,7 @@ def test_prefixes_compose_in_any_order(name):
 
 def test_a_method_in_a_file_takes_g_plus(tmp_path):
     (tmp_path / "own.py").write_text(
-        "import deat\nbold = deat.Method('bold', deat.Replay(), deat.schedules.Fixed(k=1, alpha_eps=0.5))\n"
+        "import deat\nbold = deat.Method('bold', deat.Replay(), deat.attack_schedules.Fixed(k=1, alpha_eps=0.5))\n"
     )
     for spec in (f"{tmp_path}/own.py:g+bold", f"g+{tmp_path}/own.py:bold", f"m+g+{tmp_path}/own.py:bold"):
         assert "g+bold" in deat.get_method(spec).name
@@ -218,7 +218,7 @@ class Twice(deat.Craft):
 
 
 def test_a_play_with_two_last_updates_is_refused_with_what_to_change():
-    method = deat.gplus(deat.Method("twice", Twice(), deat.schedules.Fixed(k=0)))
+    method = deat.gplus(deat.Method("twice", Twice(), deat.attack_schedules.Fixed(k=0)))
     with pytest.raises(UsageError, match=r"Twice made 2 such.*last=False"):
         method.play_batch(game_of(method, conv_net()), *images(), Budget(0, 0.0))
 

@@ -19,7 +19,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("engine", "threat"),
     ("tasks",),
     ("radius_checks", "core"),
-    ("schedules",),
+    ("attack_schedules",),
     ("methods",),
     ("data", "models", "evaluation"),
     ("checkpoint",),
@@ -165,10 +165,10 @@ print([name for name in {SLOW!r} if name in sys.modules])
 def test_commands_can_be_imported_on_a_system_without_file_locks(tmp_path):
     code = """import sys, pathlib; sys.modules['fcntl'] = None
 import deat.cli.main
-import deat.bench.bench_folder
-import deat.utils.locks
+import deat.bench.run_claims
+import deat.utils.file_locks
 try:
-    with deat.utils.locks.file_lock(pathlib.Path(sys.argv[1])):
+    with deat.utils.file_locks.file_lock(pathlib.Path(sys.argv[1])):
         pass
 except OSError as error:
     print(error)

@@ -26,8 +26,8 @@ from deat.report.latex import render_latex_table
 from deat.report.page_data import build_settings
 from deat.report.problems import collect_flags
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table, render_csv_table, render_markdown_table
 from deat.report.setting_names import NAMES, name_setting
-from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
 from deat.runs.run_dir import FIGURE_NAMES
 from deat.threat import L2, Linf
 from deat.training.best_epoch import BestChoice
@@ -50,10 +50,10 @@ def test_each_accuracy_says_on_how_many_images_and_seeds_it_stands_where_they_ar
     assert (record["aa images"], record["aa images_each"]) == ("50", "200 50 50")
     assert record["pgd-20 images_each"] == "200 200 200 200"
     text = render_markdown_table(of)
-    assert "40.00 ± 0.00 (27.6 to 53.8; seeds 0, 1, 2 only, 200 + 2 × 50 images) |" in text
-    assert "the first 50 test images: AA of seeds 1, 2 of m+deat. Where another seed" in text
-    assert "images) |" not in text.replace("2 × 50 images) |", "")
-    assert r"From seeds 0, 1, 2 only, 200 + 2 $\times$ 50 images." in render_latex_table(of)
+    assert "40.00 ± 0.00 (27.6 to 53.8; seeds 0, 1, 2 only, 200 + 2 × 50 examples) |" in text
+    assert "the first 50 test examples: AA of seeds 1, 2 of m+deat. Where another seed" in text
+    assert "examples) |" not in text.replace("2 × 50 examples) |", "")
+    assert r"From seeds 0, 1, 2 only, 200 + 2 $\times$ 50 examples." in render_latex_table(of)
 
 
 def test_pieces_of_a_bench_run_apart_make_one_table_and_repetitions_do_not(tmp_path):
@@ -172,7 +172,7 @@ def test_a_sweep_says_on_how_many_images_it_really_is(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "_make_sweep_line", lambda name, seed, *_: PlotLine(name, seed, [0.0], [0.9]))
     rows = load_report_data([str(tmp_path / "a")]).rows
     titles = {n: make_sweep_figure(rows, n, LoadOptions()).panels[0].title for n in (20, 5000)}
-    assert titles == {n: f"PGD-20 on {least} test images, seed 0 alone" for n, least in ((20, 20), (5000, 30))}
+    assert titles == {n: f"PGD-20 on {least} test examples, seed 0 alone" for n, least in ((20, 20), (5000, 30))}
 
 
 def test_a_row_that_is_a_point_in_one_panel_and_a_line_in_another_is_in_the_legend_once():

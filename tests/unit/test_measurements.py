@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import deat
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.core.measurements import FIRST_ACCURACY, FIRST_LOSS, LARGEST_RISE, REACHED_RISE
 from helpers.games import NO_BALL_CONTAINS_ANOTHER, THREATS, UNIONS, game_of, trainer_of
 from helpers.guards import no_host_reads

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 import deat
+from deat.attack_schedules import AccuracyAbove, AdversaryGap, EveryEpochs, Fixed, GradientMagnitude, LinearRamp
 from deat.core.example_stopping import StopWhenConverged, StopWhenFooled
 from deat.core.measurements import FIRST_LOSS, LARGEST_RISE, REACHED_RISE
 from deat.core.move_order import Craft, PenaliseGradient, Relay, Replay
 from deat.core.training_losses import CrossEntropy, Mart, StartConsistency, Trades
 from deat.errors import UsageError
 from deat.methods import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, method_registry
-from deat.methods.configure import configure_method
-from deat.schedules import AccuracyAbove, AdversaryGap, EveryEpochs, Fixed, GradientMagnitude, LinearRamp
+from deat.methods.change_settings import configure_method
 
 EPS = deat.Linf(8 / 255)
 
@@ -590,12 +590,12 @@ def test_a_method_put_together_in_python_is_described_by_the_docstring_of_its_ow
     class Twist(deat.Craft):
         """Crafts with a twist. It has more to say."""
 
-    twist = deat.Method("twist", Twist(), deat.schedules.Fixed(k=1, alpha_eps=1.0))
+    twist = deat.Method("twist", Twist(), deat.attack_schedules.Fixed(k=1, alpha_eps=1.0))
     assert deat.get_method(twist).summary == "Crafts with a twist"
     assert "Crafts with a twist" in repr(deat.get_method(twist))
-    plain = deat.Method("plain", deat.Craft(), deat.schedules.Fixed(k=1, alpha_eps=1.0))
+    plain = deat.Method("plain", deat.Craft(), deat.attack_schedules.Fixed(k=1, alpha_eps=1.0))
     assert deat.get_method(plain) is plain
-    given = deat.Method("given", Twist(), deat.schedules.Fixed(k=1, alpha_eps=1.0), summary="mine")
+    given = deat.Method("given", Twist(), deat.attack_schedules.Fixed(k=1, alpha_eps=1.0), summary="mine")
     assert deat.get_method(given).summary == "mine"
 
 

@@ -9,7 +9,7 @@ import torch
 import deat
 from deat.cli.main import main
 from deat.errors import Interrupted, UsageError
-from deat.runs.schema import read_record
+from deat.runs.record_files import read_record
 from deat.training.checkpoints import Checkpoints
 from deat.training.named_optimizers import OPTIMIZERS
 from deat.training.optimizers import make_optimizer_factory

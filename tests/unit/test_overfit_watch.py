@@ -14,7 +14,7 @@ from deat.cli.main import main
 from deat.data import ImageSet, InMemorySource, as_source
 from deat.errors import UsageError
 from deat.evaluation.attacks import parse_attack
-from deat.runs.request import Request, resolve_request
+from deat.runs.resolve_request import Request, resolve_request
 from deat.runs.run_dir import RunFolder
 from deat.training.epoch_records import EpochWatch, read_history
 from deat.training.overfit_watch import MAX_SCORED_IMAGES, OverfitRule, OverfitWatch

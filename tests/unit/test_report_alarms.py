@@ -10,7 +10,7 @@ from deat.report.latex import render_latex_table
 from deat.report.page_data import build_table, build_warnings
 from deat.report.problems import describe_noted_jumps, list_run_problems, list_watch_alarms
 from deat.report.report_data import load_report_data
-from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
+from deat.report.results_table import build_results_table, render_csv_table, render_markdown_table
 from deat.training.epoch_records import EpochWatch, append_record
 from helpers.page_sections import render_section
 from helpers.runs import make_bench, make_run, one_run

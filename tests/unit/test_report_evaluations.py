@@ -10,11 +10,11 @@ import deat
 from deat.cli.main import main
 from deat.errors import DataError, UsageError
 from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
-from deat.report.evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
+from deat.report.choose_evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
 from deat.report.page_data import build_winner_cards
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table
 from deat.report.run_results import load_run_results
-from deat.report.tables import build_results_table
 from helpers.nets import conv_net, images
 
 STEPS = {"natural": 0, "fgsm": 1, "pgd-1x3": 1, "pgd-20": 20}
@@ -81,7 +81,7 @@ def test_an_evaluation_with_an_attack_speaks_before_one_without_and_more_images_
     assert choose(clean, few).main is few
     chosen = choose(clean, few, many)
     assert chosen.main is many
-    assert uses(chosen) == ["not used: 8 images, not 6", "not used: 4 images, not 6", "shown"]
+    assert uses(chosen) == ["not used: 8 examples, not 6", "not used: 4 examples, not 6", "shown"]
 
 
 def test_the_worst_case_is_over_all_evaluations_of_the_same_weights_images_and_radius() -> None:
@@ -117,7 +117,7 @@ def test_autoattack_on_fewer_images_is_shown_beside_and_takes_the_worst_case_awa
     own, aa = make({"natural": "111111", "pgd-20": "111000"}), make({"natural": "1111", "aa": "1000"})
     chosen = choose(own, aa)
     assert (chosen.main, chosen.extra) == (own, {"aa": aa})
-    assert uses(chosen)[1] == "shown beside: 4 images, not 6"
+    assert uses(chosen)[1] == "shown beside: 4 examples, not 6"
 
 
 def test_of_two_trainings_in_a_folder_the_newer_weights_speak() -> None:
@@ -181,7 +181,7 @@ def test_a_later_evaluation_without_an_attack_hides_nothing(run: Path, tmp_path:
     report = deat.report(run, out=tmp_path / "r", figures=False, gallery=0)
     page = report.page.read_text()
     for text in (report.table, page):
-        assert "not used: 400 images, not 40" in text
+        assert "not used: 400 examples, not 40" in text
         assert "Measured by deat train" in text
     (row,) = report.numbers["rows"]
     assert [one["images"] for one in row["evaluations"]["0"]] == [400, 40]
@@ -195,7 +195,7 @@ def test_nothing_is_called_robust_that_was_not_attacked(run: Path, tmp_path: Pat
         (folder / name).write_bytes((run / name).read_bytes())
     (folder / "evaluation.json").write_bytes((run / "evaluation.json").read_bytes())
     winners = build_winner_cards(build_results_table(load_report_data([str(folder)]), None))
-    assert [card["title"] for card in winners["cards"]] == ["Best on clean images"]
+    assert [card["title"] for card in winners["cards"]] == ["Best on clean examples"]
     assert "no row is called robust" in winners["note"]
     report = deat.report(folder, out=tmp_path / "r", figures=False, gallery=0)
     assert "Most robust" not in report.page.read_text()

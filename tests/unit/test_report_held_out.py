@@ -16,9 +16,9 @@ from deat.report.html import render_page
 from deat.report.page_data import build_held_out, build_warnings, find_front_indices, rank_rows
 from deat.report.problems import list_run_problems
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table, render_csv_table, render_markdown_table
 from deat.report.row_statistics import list_attacks
 from deat.report.run_results import load_run_results
-from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
 from deat.report.validation_results import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,

@@ -11,7 +11,7 @@ from deat.evaluation.sanity import Flag
 from deat.recipes.paper_numbers import PAPER_TABLES
 from deat.report.latex import find_best_rows, measure_text, render_latex_table, wrap_text
 from deat.report.report_data import load_report_data
-from deat.report.tables import build_results_table
+from deat.report.results_table import build_results_table
 from helpers.runs import make_bench, make_run, one_run
 
 STANDARD = "cifar10_result_std"
@@ -260,7 +260,7 @@ def test_an_accuracy_from_fewer_images_has_a_note_that_says_so(tmp_path):
             (folder / "evaluation-aa.json").write_text(json.dumps(found))
     text = render_latex_table(table_of(tmp_path / "s0", tmp_path / "s1"))
     assert cells_of(text, "m+deat", "AA") == "40.00\\deatnote{a}"
-    assert "\\deatnote{a}\\,From seed 1 only, 50 images." in text
+    assert "\\deatnote{a}\\,From seed 1 only, 50 examples." in text
 
 
 def test_the_caption_says_what_all_rows_have_in_common_with_the_radius_as_a_fraction(tmp_path):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deat.report.report_data import load_report_data
+from deat.report.results_table import build_results_table, render_markdown_table
 from deat.report.significance import combine_p_values, compare_rows, holm, mcnemar, one_sided_p_value
-from deat.report.tables import build_results_table, render_markdown_table
 from helpers.runs import make_run
 
 
@@ -117,7 +117,7 @@ def test_a_difference_over_fewer_seeds_or_images_than_the_rows_have_says_so(tmp_
     make_run(tmp_path / "c0", "c", shares={"natural": 0.9, "pgd-20": 0.4}, images=100)
     of = build_results_table(load_report_data([str(tmp_path / name) for name in ("a0", "a1", "a2", "b0", "c0")]), "a")
     shared = {name: versus.shared_note for name, versus in of.comparisons["pgd-20"].items()}
-    assert shared == {"b": "1 shared seed", "c": "1 shared seed, 100 shared images"}
+    assert shared == {"b": "1 shared seed", "c": "1 shared seed, 100 shared examples"}
     assert ", 1 shared seed |" in render_markdown_table(of)
     alike = build_results_table(load_report_data([str(tmp_path / name) for name in ("a0", "b0")]), "a")
     assert alike.comparisons["pgd-20"]["b"].shared_note == ""

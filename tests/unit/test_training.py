@@ -19,14 +19,14 @@ from deat.data.image_set import split_indices
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.attacks import parse_attack
 from deat.evaluation.quick_scores import QuickScore
-from deat.methods.configure import configure_method
-from deat.runs.request import Request, resolve_request
+from deat.methods.change_settings import configure_method
+from deat.runs.resolve_request import Request, resolve_request
 from deat.training.best_epoch import BestEpoch
 from deat.training.config import from_recorded_names
-from deat.training.cost_estimate import backprop_bounds
 from deat.training.data_split import open_source
 from deat.training.epoch_records import EpochStats, append_record, read_history
 from deat.training.model_checks import log10_lipschitz
+from deat.training.training_cost import backprop_bounds
 from deat.training.validation import read_labels
 from deat.utils.seeding import RandomStreams, derive_seed
 from helpers.games import THREATS, trainer_of
@@ -953,7 +953,7 @@ def test_no_device_is_advised_that_is_not_there(monkeypatch):
 
 def test_images_held_out_are_named_where_too_few_are_left_for_a_batch():
     images, labels = torch.rand(120, 1, 8, 8), torch.arange(120) % 2
-    said = r"120 images, of which 12 are held out .* 108 left.*--batch-size\) of at most 108"
+    said = r"120 examples, of which 12 are held out .* 108 left.*--batch-size\) of at most 108"
     with pytest.raises(DataError, match=said):
         deat.fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), (images, labels), val=0.1, batch_size=128)
 

@@ -9,7 +9,7 @@ import torch
 import deat
 from deat.core.union_rules import make_union_rule
 from deat.errors import UsageError
-from deat.methods.configure import configure_method
+from deat.methods.change_settings import configure_method
 from deat.threat import build_threat, format_threat, parse_threat
 from deat.utils.distributed import SINGLE_PROCESS
 from helpers.games import UNIONS, busy_budget, game_of

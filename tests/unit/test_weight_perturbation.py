@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import deat
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
 from deat.core.weight_perturbation import WeightPerturbation
 from deat.errors import UsageError
-from deat.methods.configure import configure_method
+from deat.methods.change_settings import configure_method
 from helpers.games import busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 
@@ -136,6 +136,6 @@ class Sums(deat.Craft):
 
 
 def test_a_play_of_your_own_that_sums_gradients_is_refused():
-    method = deat.awp(deat.Method("sums", Sums(), deat.schedules.Fixed(k=0)))
+    method = deat.awp(deat.Method("sums", Sums(), deat.attack_schedules.Fixed(k=0)))
     with pytest.raises(UsageError, match="sums the gradients"):
         method.play(game_of(method, conv_net()), *images(), Budget(0, 0.0))

@@ -17,7 +17,7 @@ from deat.errors import CheckpointError, UsageError
 from deat.models import add_normalization, build_model, load_weights, save_weights
 from deat.models import weights as weights_module
 from deat.models.pt_files import read_pt_file
-from deat.models.recorded_normalization import format_normalization_note, split_normalization
+from deat.models.saved_normalization import format_normalization_note, split_normalization
 from deat.models.weights import read_weights
 from deat.utils.safetensors_files import encode_tensors, read_tensors
 

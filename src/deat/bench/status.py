@@ -8,12 +8,12 @@ from time import perf_counter
 
 from rich.text import Text
 
-from deat.bench.bench_folder import BenchFolder, GridCell
+from deat.bench.run_claims import BenchFolder, GridCell
 from deat.evaluation.progress import MAX_RUNNING_SHARE
 from deat.evaluation.resume_log import read_logged_stages, resume_log_path
 from deat.recipes.recipe import TEST_FRACTION, AttackRound
 from deat.report.run_results import COST_COLUMNS, RunResults, load_run_results
-from deat.runs.schema import EVALUATION_FILES, HISTORY_FILE, BenchRunEntry, read_run_json
+from deat.runs.record_files import EVALUATION_FILES, HISTORY_FILE, BenchRunEntry, read_run_json
 from deat.utils.text import format_duration, format_progress_bar
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from deat.bench.bench_folder import BenchFolder, GridCell, hash_row_code, remove_damaged_evaluations
+from deat.bench.run_claims import BenchFolder, GridCell, hash_row_code, remove_damaged_evaluations
 from deat.checkpoint.store import list_checkpoints, try_remove
 from deat.data.streaming import AnyImageSet
 from deat.errors import CheckpointError, DeatError, Interrupted, NumericalError, UsageError
@@ -28,14 +28,14 @@ from deat.models.logits_wrapper import LogitsModel
 from deat.recipes.recipe import AttackRound
 from deat.report.run_results import load_run_results
 from deat.runs.folder_training import FolderOptions, FolderTraining, ResumePolicy
-from deat.runs.load_run import get_test_split, load_run_model
-from deat.runs.request import Run
+from deat.runs.record_files import EVALUATION_FILES, FAILURE_FILE, WEIGHTS_FILE, is_trained_with_code
+from deat.runs.resolve_request import Run
 from deat.runs.run_dir import check_no_links, ensure_run_folder, is_last_epoch_saved
-from deat.runs.schema import EVALUATION_FILES, FAILURE_FILE, WEIGHTS_FILE, is_trained_with_code
+from deat.runs.trained_run import get_test_split, load_run_model
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.console import print_stderr
 from deat.utils.fingerprints import fingerprint_model
 from deat.utils.safe_write import check_no_symlinks, write_json
-from deat.utils.terminal import print_stderr
 from deat.utils.user_code import describe_error_with_line
 
 

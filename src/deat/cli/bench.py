@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from deat.bench.bench_folder import BenchFolder, GridCell, make_cells
+from deat.bench.run_claims import BenchFolder, GridCell, make_cells
 from deat.bench.status import BenchProgress
 from deat.bench.workers import (
     TickCallback,
@@ -31,12 +31,12 @@ from deat.recipes.overrides import parse_overrides
 from deat.report.problems import collect_flags, list_unchecked_seeds
 from deat.report.row_statistics import describe_coverage, describe_samples
 from deat.report.run_results import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
+from deat.runs.record_files import FAILURE_FILE
 from deat.runs.run_cost import estimate_evaluation_seconds, estimate_run_cost
-from deat.runs.schema import FAILURE_FILE
 from deat.training.config import to_recorded_names
-from deat.training.cost_estimate import CostEstimate
+from deat.training.training_cost import CostEstimate
 from deat.utils.anonymize_paths import anonymize_paths
-from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
+from deat.utils.console import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration, format_duration_range, make_printable
 from deat.utils.user_paths import expand_path
 

@@ -26,15 +26,22 @@ from deat.evaluation.progress import EvaluationProgress, ProgressCallback, Progr
 from deat.evaluation.results import Evaluation, keep_other_evaluation
 from deat.evaluation.resume_log import lock_evaluation, resume_log_path
 from deat.evaluation.sanity import SANITY_IMAGES, Flag
-from deat.methods.configure import MAX_ALPHA, check_alpha
-from deat.runs.load_run import TrainedRun, get_test_split, load_run_model, load_trained_run
-from deat.runs.request import Run
-from deat.runs.schema import EVALUATION_FILE, HISTORY_FILE, SUMMARY_FILE, EpochChoice, RunRecord, describe_record_change
+from deat.methods.change_settings import MAX_ALPHA, check_alpha
+from deat.runs.record_files import (
+    EVALUATION_FILE,
+    HISTORY_FILE,
+    SUMMARY_FILE,
+    EpochChoice,
+    RunRecord,
+    describe_record_change,
+)
+from deat.runs.resolve_request import Run
+from deat.runs.trained_run import TrainedRun, get_test_split, load_run_model, load_trained_run
 from deat.threat import ThreatModel, format_threat
 from deat.training.messages import format_command
+from deat.utils.console import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
 from deat.utils.distributed import Distributed
 from deat.utils.safe_write import check_no_symlinks
-from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
 from deat.utils.text import format_seconds, make_printable
 from deat.utils.user_paths import expand_path
 

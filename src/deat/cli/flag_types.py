@@ -11,7 +11,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from deat.errors import UsageError, unknown_name_error
 from deat.recipes.overrides import DEDICATED_FLAGS
-from deat.runs.request import Request
+from deat.runs.resolve_request import Request
 from deat.threat import UNION_RULES
 from deat.training.config import TrainConfig
 from deat.training.named_optimizers import OPTIMIZERS

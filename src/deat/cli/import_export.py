@@ -10,11 +10,11 @@ from deat.cli.flag_types import OptionalStr
 from deat.data.channel_stats import ChannelStats
 from deat.errors import CheckpointError, UsageError
 from deat.models.pt_files import check_file_exists, read_pt_file
-from deat.models.recorded_normalization import format_normalization_note, split_normalization
-from deat.models.sharded_weights import find_oversized_tensors, parse_byte_size, write_sharded
+from deat.models.safetensors_shards import find_oversized_tensors, parse_byte_size, write_sharded
+from deat.models.saved_normalization import format_normalization_note, split_normalization
 from deat.runs.export import export
+from deat.runs.record_files import EpochChoice
 from deat.runs.saved_run import read_run_weights
-from deat.runs.schema import EpochChoice
 from deat.utils.safe_write import write_atomic
 from deat.utils.safetensors_files import Tensors, encode_tensors
 from deat.utils.text import make_printable

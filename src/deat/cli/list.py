@@ -1,15 +1,14 @@
 """`deat list`: the names that commands accept."""
 
 import inspect
-import json
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from rich.table import Table
 from tyro.conf import Positional
 
 from deat import data, methods, models, recipes
 from deat.cli.flag_types import OptionalStr
+from deat.cli.saved_listings import Rows, print_rows
 from deat.core.union_rules import describe_rule
 from deat.errors import UsageError
 from deat.evaluation.attack_registry import list_attack_plugins
@@ -19,9 +18,8 @@ from deat.methods.method_registry import list_file_methods
 from deat.radius_checks import USUAL_RADII
 from deat.tasks import get_task, list_tasks
 from deat.threat import UNION_RULES, Linf
-from deat.training.cost_estimate import backprop_bounds
+from deat.training.training_cost import backprop_bounds
 from deat.utils.plugins import PLUGIN_GROUPS, loaded_plugins
-from deat.utils.terminal import make_table_console
 
 
 @dataclass(frozen=True)
@@ -55,29 +53,20 @@ def run_list(args: ListCommand) -> int:
     """
     if args.code and args.kind != "methods":
         raise UsageError(f"--code is for deat list methods, not {args.kind}.")
-    rows = ROWS_BY_KIND[args.kind]()
+    rows = compute_rows(args.kind)
     if args.code:
         rows += [_method_row(method) for method in list_file_methods(args.code)]
-    if args.json:
-        print(json.dumps(rows, indent=2))
-        return 0
-    if not rows:
-        print(f"no {args.kind} are installed")
-        return 0
-    columns = [name for name in rows[0] if name not in OMITTED_COLUMNS]
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(_format_cell(row[name]) for name in columns))
-    console = make_table_console()
-    console.print(table)
-    for row in rows:
-        if "settings" in row:
-            console.print(f"\n{row['name']}: {row['methods']} on {row['models']}\n{row['settings']}")
+    print_rows(args.kind, rows, as_json=args.json)
     return 0
 
 
-def _format_cell(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value or "")
+def compute_rows(kind: str) -> Rows:
+    """Compute the rows of one kind, from the registries.
+
+    Args:
+        kind: What is listed, such as "methods".
+    """
+    return ROWS_BY_KIND[kind]()
 
 
 def _method_rows() -> list[dict[str, Any]]:
@@ -178,8 +167,6 @@ NORMS = {
     "l1": "the absolute changes sum to at most eps",
 }
 LOSS_DESCRIPTIONS = {"ce": "cross-entropy", "margin": "the margin", "segpgd": "right pixels first (segmentation)"}
-OMITTED_COLUMNS = ("methods", "settings", "models")
-"""Columns that are too long for the table; they are printed below it."""
 ROWS_BY_KIND = {
     "methods": _method_rows,
     "models": lambda: [asdict(info) for info in models.list_model_infos()],

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from deat.cli.saved_listings import find_saved_kind, load_rows, print_rows, save_rows
 from deat.errors import unknown_name_error
 from deat.utils.standard_streams import prepare_standard_streams
 from deat.version import VERSION
@@ -83,10 +84,31 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
     prepare_standard_streams()
     if len(args) == 1 and args[0] in HELP_FLAGS:
         _parse(args)
+    listed_kind = find_saved_kind(args) if ends_process else None  # in other processes, names may be registered
+    if listed_kind and _print_saved_listing(listed_kind, as_json="--json" in args):
+        return 0
     from deat.cli.exit_handling import run_to_exit_status, short_warnings  # needs torch, which takes long to import
 
     with short_warnings():
-        return run_to_exit_status(lambda: parse_command(args), ends_process=ends_process)
+        status = run_to_exit_status(lambda: parse_command(args), ends_process=ends_process)
+    if listed_kind and status == 0:
+        from deat.cli.list import compute_rows
+
+        save_rows(listed_kind, compute_rows(listed_kind))
+    return status
+
+
+def _print_saved_listing(kind: str, *, as_json: bool) -> bool:
+    """Print a listing that is saved; False if there is none, or if the usual way has to report that it failed."""
+    rows = load_rows(kind)
+    if rows is None:
+        return False
+    try:
+        print_rows(kind, rows, as_json=as_json)
+        sys.stdout.flush()
+    except OSError:  # such as a closed pipe
+        return False
+    return True
 
 
 def run_process() -> int:

@@ -22,10 +22,10 @@ from deat.runs.attack_images import (
     attack_images,
 )
 from deat.runs.predict import DEFAULT_BATCH_SIZE, Prediction, iter_predictions
+from deat.runs.record_files import EpochChoice
 from deat.runs.saved_run import SavedRun, load_run
-from deat.runs.schema import EpochChoice
 from deat.threat import format_threat
-from deat.utils.terminal import make_table_console, print_stderr
+from deat.utils.console import make_table_console, print_stderr
 from deat.utils.text import make_printable
 
 MAX_ATTACK_ROWS = 20

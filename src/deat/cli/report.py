@@ -20,13 +20,14 @@ from deat.evaluation.attacks import call_attack, parse_attack
 from deat.evaluation.block_evaluation import load_images_at
 from deat.evaluation.evaluator import evaluate
 from deat.radius_checks import max_image_distance
-from deat.report.draw_figures import draw_figure, draw_gallery, has_matplotlib
-from deat.report.extra_tables import (
+from deat.report.check_paper_claims import check_claims
+from deat.report.detail_tables import (
     describe_evaluations,
     render_balls_markdown,
     render_evaluations_markdown,
     render_metrics_markdown,
 )
+from deat.report.draw_figures import draw_figure, draw_gallery, has_matplotlib
 from deat.report.figure_data import (
     Figure,
     PlotLine,
@@ -51,7 +52,6 @@ from deat.report.gallery import (
 from deat.report.html import render_page
 from deat.report.latex import render_latex_table
 from deat.report.page_data import Report
-from deat.report.paper_claims import check_claims
 from deat.report.problems import (
     UNEVALUATED,
     collect_flags,
@@ -62,9 +62,7 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData, format_title, load_report_data
-from deat.report.row_statistics import get_mean_accuracy, summarize_accuracy, summarize_cost
-from deat.report.run_results import ReportRow, RunResults
-from deat.report.tables import (
+from deat.report.results_table import (
     ResultsTable,
     build_results_table,
     format_csv,
@@ -73,6 +71,8 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
+from deat.report.row_statistics import get_mean_accuracy, summarize_accuracy, summarize_cost
+from deat.report.run_results import ReportRow, RunResults
 from deat.report.validation_results import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
@@ -82,17 +82,17 @@ from deat.report.validation_results import (
     list_evaluate_commands,
     render_held_out_markdown,
 )
-from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
+from deat.runs.record_files import WEIGHTS_FILE, EpochChoice, read_record
 from deat.runs.run_dir import WEIGHT_FOLDERS, is_report_folder, list_report_files
-from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
+from deat.runs.trained_run import get_test_split, load_run_model, load_trained_run
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, format_threat
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.console import PlainConsole, is_stdout_terminal
 from deat.utils.fingerprints import fingerprint_model
 from deat.utils.safe_write import check_no_symlinks, write_atomic
-from deat.utils.terminal import PlainConsole, is_stdout_terminal
 from deat.utils.text import escape_markdown, make_printable
-from deat.utils.torch_utils import device_of, eval_mode
+from deat.utils.torch_contexts import device_of, eval_mode
 from deat.utils.user_code import SPEC_HINT, is_file_spec
 from deat.utils.user_paths import expand_path
 
@@ -150,7 +150,7 @@ def make_sweep_figure(rows: Sequence[ReportRow], num_images: int, options: LoadO
     name = "Accuracy by radius"
     if not lines:
         return Figure("sweep", name, missing="; ".join(lacking) or "an evaluated run")
-    about = f"{REPORT_ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test images, {_describe_seeds(lines)}"
+    about = f"{REPORT_ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test examples, {_describe_seeds(lines)}"
     return Figure("sweep", name, [build_radius_panel(about, lines)], "; ".join(lacking))
 
 

@@ -11,10 +11,10 @@ from deat.cli.flag_types import OptionalInt, OptionalStr, YesNoChoice
 from deat.errors import CheckpointError, UsageError
 from deat.integrations.hub import is_path, pull_from_hub, push_to_hub, save_pretrained
 from deat.report.model_card import render_model_card
-from deat.report.robustbench import Publication, make_robustbench_claim
-from deat.runs.schema import EpochChoice
+from deat.report.robustbench_claim import Publication, make_robustbench_claim
+from deat.runs.record_files import EpochChoice
+from deat.utils.console import print_stderr
 from deat.utils.safe_write import check_no_symlinks, write_atomic
-from deat.utils.terminal import print_stderr
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,12 @@ from deat.data import DataSplits, LazyImages
 from deat.data.image_label_checks import noun_of_shape
 from deat.errors import CheckpointError, UsageError
 from deat.integrations.loggers import RunLog, get_loggers
-from deat.integrations.loggers.run_log import get_recorded_loggers, read_log_options
+from deat.integrations.loggers.logging_callback import get_recorded_loggers, read_log_options
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
 from deat.runs.folder_training import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.initial_scores import InitialScores, score_initial_weights
-from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
-from deat.runs.request import Request, Run, resolve_request
+from deat.runs.record_files import RUN_FILE, SUMMARY_FILE, RunRecord, read_record
+from deat.runs.resolve_request import Request, Run, resolve_request
 from deat.runs.run_cost import estimate_run_cost
 from deat.runs.run_dir import (
     LOGS_FOLDER,
@@ -53,20 +53,20 @@ from deat.runs.run_dir import (
     unwritable_error,
 )
 from deat.runs.run_report import list_gradient_masking_warnings, write_summary
-from deat.runs.schema import RUN_FILE, SUMMARY_FILE, RunRecord, read_record
+from deat.runs.trained_run import has_weights_to_resume, load_run_to_resume
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import format_threat
 from deat.training.callbacks import CallbackLike
 from deat.training.config import TrainConfig
-from deat.training.cost_estimate import CostEstimate
 from deat.training.messages import collect_start_notes, describe_resume_position, format_command
 from deat.training.progress_lines import EpochPrinter, format_epoch
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
+from deat.training.training_cost import CostEstimate
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.console import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
-from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration_range, ignore_message, make_printable
 from deat.utils.user_paths import expand_path
 
@@ -114,14 +114,13 @@ def _describe_init(run: Run) -> str:
 
 def _describe_images(run: Run) -> str:
     """The images, their normalisation and their augmentation."""
-    shape = "x".join(map(str, run.splits.train.shape))
-    normalised = f"normalised by {run.statistics.describe()}" if run.statistics else "not normalised"
+    train = run.splits.train
+    shape, noun = "x".join(map(str, train.shape)), noun_of_shape(train.shape)
+    normalised = f"normalised by {run.statistics.describe(noun)}" if run.statistics else "not normalised"
     done = [normalised, *_describe_augmentation(run)]
     held_out = f", {run.held_out:,} of them held out" if run.held_out else ""
     held_out += f", {len(run.dataset_val):,} others to choose the best epoch" if run.dataset_val else ""
-    train = run.splits.train
-    nouns = (noun_of_shape(train.shape), _describe_task(run))
-    return f"{len(train):,} {nouns[0]} of {shape} in {nouns[1]}{held_out}; {', '.join(done)}"
+    return f"{len(train):,} {noun} of {shape} in {_describe_task(run)}{held_out}; {', '.join(done)}"
 
 
 def _describe_task(run: Run) -> str:
@@ -363,7 +362,7 @@ class TrainSession:
                 self.console.print(line, soft_wrap=True)  # a command to copy is on one line
         elif self.run.splits.test is None:
             self.console.print(
-                make_printable(_explain_missing_scores(self.run.splits.name, self._format_command("evaluate"))),
+                make_printable(_explain_missing_scores(self.run, self._format_command("evaluate"))),
                 soft_wrap=True,
             )
         if watch and watch.collapses:
@@ -418,8 +417,9 @@ def _create_run_folder(run: Run, options: TrainOptions, resume: ResumePolicy) ->
     return options.place
 
 
-def _explain_missing_scores(data: str, evaluate_command: str) -> str:
-    kind, noun = data.partition(":")[0], "examples" if data.startswith("audio:") else "images"
+def _explain_missing_scores(run: Run, evaluate_command: str) -> str:
+    data, noun = run.splits.name, noun_of_shape(run.splits.train.shape)
+    kind = data.partition(":")[0]
     folders = "its folders" if kind == "segmentation" else "class folders"
     return (
         f"nothing was scored: {data} has no test {noun}. Put {folders} into train/ and test/ (or val/) there, or score this "

@@ -17,7 +17,7 @@ from deat.errors import DeatError, UsageError
 from deat.report.html import read_asset, render_page
 from deat.report.live_runs import WatchedRuns, render_watch_page
 from deat.report.report_data import ReportData, format_title
-from deat.utils.terminal import print_stderr
+from deat.utils.console import print_stderr
 
 ADDRESS = "127.0.0.1"
 """The server can be reached from this machine alone."""

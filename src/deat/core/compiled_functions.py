@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.core.first_layer import FirstLayer, FirstLayerForward, OffsetObjective
-from deat.core.inner_attack_settings import InnerAttack, InnerLoss
+from deat.core.inner_attack import InnerAttack, InnerLoss
 from deat.core.training_losses import LossOutput, ObjectiveFunction, PenalisedOutput, Penalty
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor, compile_function
-from deat.engine.half_precision import HalfWeights
+from deat.engine.half_weights import HalfWeights
 from deat.engine.kernels.graph_pass import first_layer_backend, fused_backend
 from deat.errors import UsageError
 from deat.tasks import Task

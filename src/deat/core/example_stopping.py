@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.threat import ThreatModel
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.core.training_losses import LossOutput, ObjectiveFunction
 from deat.errors import UsageError
-from deat.utils.torch_utils import eval_mode, frozen_parameters
+from deat.utils.torch_contexts import eval_mode, frozen_parameters
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 OutputOffsets = list[Tensor | None]

@@ -14,27 +14,27 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from deat.core.buffers import Budget, Buffers, Cost
+from deat.core.batch_buffers import Budget, Buffers, Cost
 from deat.core.compiled_functions import NetworkFunctions, unwrap_ddp
+from deat.core.epoch_sums import Meter
 from deat.core.first_layer import FirstLayer, find_first_layer
 from deat.core.gradient_penalty import AddedPenalty
-from deat.core.inner_attack_settings import DeltaScale, InnerAttack
+from deat.core.inner_attack import DeltaScale, InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
-from deat.core.meter import Meter
 from deat.core.remembered_starts import StartMemory
 from deat.core.training_losses import Objective
 from deat.core.union_rules import make_union_rule
 from deat.core.weight_perturbation import StoredTensors, WeightPerturbation
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor
-from deat.engine.half_precision import LossScaler
+from deat.engine.loss_scaler import LossScaler
 from deat.engine.precision import Precision
 from deat.errors import DataError, UsageError
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, parse_threat
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.torch_utils import broadcast_mask, eval_mode
+from deat.utils.torch_contexts import broadcast_mask, eval_mode
 
 SYNCHRONISED_MOVES = ("joint", "perturb", "close", "observe")
 """Moves that communicate with other processes, or count what these share: not recorded with several processes."""

@@ -13,7 +13,7 @@ from deat.errors import UsageError, unknown_name_error
 from deat.tasks import Task
 from deat.threat import ThreatModel
 from deat.utils.numbers import check_number
-from deat.utils.torch_utils import broadcast_mask
+from deat.utils.torch_contexts import broadcast_mask
 
 PENALTY_FORMS = ("gradient", "curvature")
 SCALE_PER_EXAMPLE = 256.0

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.threat import ThreatModel
 
 

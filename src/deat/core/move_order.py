@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from deat.core.buffers import Budget, Buffers
+from deat.core.batch_buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
 from deat.core.game import Game
 from deat.core.gradient_penalty import AddedPenalty

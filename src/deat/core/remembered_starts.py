@@ -11,7 +11,7 @@ from deat.errors import DataError
 from deat.threat import ThreatModel
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.numbers import check_int, check_number
-from deat.utils.torch_utils import broadcast_mask
+from deat.utils.torch_contexts import broadcast_mask
 
 STORED_DTYPE = torch.float16
 MAX_MOMENTUM = 6e4

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
 from deat.threat import ThreatModel, Union
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.torch_utils import broadcast_mask
+from deat.utils.torch_contexts import broadcast_mask
 
 if TYPE_CHECKING:
     from deat.core.game import Game

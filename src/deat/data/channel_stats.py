@@ -30,9 +30,12 @@ class ChannelStats(NamedTuple):
     std: tuple[float, ...]
     images: int = 0
 
-    def describe(self) -> str:
-        """What images are normalised by, and on how many that was measured."""
-        noun = "images" if len(self.mean) <= _MAX_SHOWN else "examples"
+    def describe(self, noun: str = "images") -> str:
+        """What inputs are normalised by, and on how many that was measured.
+
+        Args:
+            noun: What messages call the inputs.
+        """
         measured = f", measured on {self.images:,} training {noun}" if self.images else ""
         if len(self.mean) > _MAX_SHOWN:
             return f"mean and std of {len(self.mean)} features{measured}"

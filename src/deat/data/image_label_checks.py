@@ -94,9 +94,14 @@ def _format_box(box: Box) -> str:
     return "any range" if box is None else f"[{box[0]:g}, {box[1]:g}]"
 
 
-def noun_of_shape(shape: Sequence[int]) -> str:
-    """Return what messages call examples of a shape: "images" for (C, H, W), else "examples"."""
-    return "images" if len(shape) == 3 else "examples"
+def noun_of_shape(shape: Sequence[int] | None) -> str:
+    """Return what messages call examples of a shape: "images" for (C, H, W), else "examples".
+
+    Args:
+        shape: The shape of one example; None if a record does not have it, as those of early versions, which knew
+            images alone.
+    """
+    return "images" if shape is None or len(shape) == 3 else "examples"
 
 
 def is_valid_images(images: Tensor, box: Box = UNIT_BOX) -> bool:
@@ -225,7 +230,7 @@ def check_dataset_size(num_examples: int, batch_size: int, training: bool = True
         raise DataError("the data set is empty; it must hold at least one image.")
     if training and num_examples < batch_size:
         raise DataError(
-            f"the data set holds {_describe_num_images(num_examples, held_out)}, fewer than one batch of {batch_size}."
+            f"the data set holds {_describe_size(num_examples, held_out)}, fewer than one batch of {batch_size}."
             f" {_suggest_size_fix(num_examples, batch_size, held_out)}"
         )
 
@@ -240,7 +245,9 @@ def _suggest_size_fix(num_examples: int, batch_size: int, held_out: int) -> str:
     return f"{hold_out_less}, or use {smaller_batch}." if num_examples > held_out else f"{hold_out_less}."
 
 
-def _describe_num_images(num_examples: int, held_out: int) -> str:
+def _describe_size(num_examples: int, held_out: int) -> str:
     if not held_out:
-        return f"{num_examples} images"
-    return f"{num_examples + held_out} images, of which {held_out} are held out for validation and {num_examples} left"
+        return f"{num_examples} examples"
+    return (
+        f"{num_examples + held_out} examples, of which {held_out} are held out for validation and {num_examples} left"
+    )

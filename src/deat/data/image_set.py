@@ -11,7 +11,7 @@ from torch import Tensor
 from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, check_images, to_dense_tensor
 from deat.errors import DataError, UsageError
 from deat.tasks import CLASSIFICATION, Task
-from deat.utils.notebook_display import render_html
+from deat.utils.notebook_html import render_html
 from deat.utils.seeding import derive_seed
 
 _SAMPLE_IMAGES = 1000
@@ -69,7 +69,7 @@ def split_indices(num_examples: int, held_out: int, seed: int) -> tuple[Tensor, 
     check_dataset_size(num_examples, 1)
     if not 0 < held_out < num_examples:
         raise UsageError(
-            f"cannot hold out {held_out} of {num_examples} images; at least one must be left on each side."
+            f"cannot hold out {held_out} of {num_examples} examples; at least one must be left on each side."
         )
     generator = torch.Generator().manual_seed(derive_seed(seed, "split"))
     order = torch.randperm(num_examples, generator=generator)

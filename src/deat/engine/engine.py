@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from deat.engine.cpu_bf16_workarounds import FastBf16Functions, may_have_slow_bf16_functions
-from deat.engine.half_precision import LossScaler
 from deat.engine.kernels import has_triton
+from deat.engine.loss_scaler import LossScaler
 from deat.engine.precision import Precision
 from deat.errors import UsageError, unknown_name_error
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from deat.engine.cuda_graphs import GraphRecorder, StaticBuffers
 from deat.engine.engine import Engine
-from deat.engine.half_precision import HalfWeights
+from deat.engine.half_weights import HalfWeights
 from deat.engine.kernels.conv_streams import wait_for_gradients
 
 BuffersT = TypeVar("BuffersT", bound=StaticBuffers)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from deat.utils.torch_utils import device_of, eval_mode
+from deat.utils.torch_contexts import device_of, eval_mode
 
 COUNTED_LAYERS = (_ConvNd, nn.Linear, nn.MultiheadAttention)
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation.adversarial_examples import AdversarialExamples
 from deat.evaluation.attacks import call_attack, exact_outputs, is_natural
 from deat.evaluation.fast_model import CountingModel, FastModel, choose_attack_precision, count_layer_weights
+from deat.evaluation.kept_examples import AdversarialExamples
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.float32_precision import exact_float32, full_precision
 from deat.utils.seeding import derive_seed
-from deat.utils.torch_utils import broadcast_mask, device_of, eval_mode
+from deat.utils.torch_contexts import broadcast_mask, device_of, eval_mode
 
 AGREEMENT_IMAGES = 128
 """Images of a block on which the logits of the fast model are compared with the exact ones."""

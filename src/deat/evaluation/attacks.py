@@ -17,7 +17,7 @@ from deat.data.image_label_checks import check_images
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, parse_threat
-from deat.utils.torch_utils import broadcast_mask, eval_mode
+from deat.utils.torch_contexts import broadcast_mask, eval_mode
 from deat.utils.user_code import accepts_argument
 
 DROP_FOOLED_STEPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))

@@ -18,7 +18,7 @@ from deat.evaluation.attacks import compute_gradient, confirm_fooled, exact_outp
 from deat.tasks import CLASSIFICATION
 from deat.tasks.classification import as_class_logits
 from deat.threat import ThreatModel
-from deat.utils.torch_utils import broadcast_mask
+from deat.utils.torch_contexts import broadcast_mask
 
 FIRST_CHECK, CHECK_DECREASE, MIN_CHECK = 22, 3, 6
 """The steps until the step size is first checked, by how many fewer each time, and the least."""

@@ -22,7 +22,7 @@ from deat.evaluation.square_attack import Square
 from deat.tasks import CLASSIFICATION, Classification, Task
 from deat.threat import L1, L2, Linf, ThreatModel
 from deat.utils.float32_precision import full_precision
-from deat.utils.torch_utils import broadcast_mask, eval_mode, frozen_parameters
+from deat.utils.torch_contexts import broadcast_mask, eval_mode, frozen_parameters
 
 REFINE_STEPS = 10
 

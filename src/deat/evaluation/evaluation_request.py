@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from deat.data import BatchSource
 from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
 from deat.errors import CheckpointError, UsageError
-from deat.evaluation.adversarial_examples import AdversarialExamples
 from deat.evaluation.attack_verifier import AttackLike
 from deat.evaluation.attacks import is_natural
+from deat.evaluation.kept_examples import AdversarialExamples
 from deat.evaluation.results import read_evaluation_json
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.tasks import CLASSIFICATION, Task, get_task
@@ -24,7 +24,7 @@ from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.float32_precision import exact_float32
 from deat.utils.numbers import convert_number_fields, is_int_at_least
 from deat.utils.safe_write import check_no_symlinks
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 
 @dataclass(frozen=True)

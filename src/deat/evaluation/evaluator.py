@@ -16,7 +16,6 @@ from deat.data import BatchSource, DataLike, DataSplits, as_source
 from deat.data.datasets import adapt_data
 from deat.engine.cpu_memory import reused_memory
 from deat.errors import DataError, UsageError, unknown_name_error
-from deat.evaluation.adversarial_examples import AdversarialExamples, check_examples
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
 from deat.evaluation.attack_verifier import AttackLike, AttackVerifier, get_stages
 from deat.evaluation.block_evaluation import (
@@ -38,6 +37,7 @@ from deat.evaluation.evaluation_request import (
     count_outputs,
 )
 from deat.evaluation.fast_model import choose_attack_engine, choose_attack_threads
+from deat.evaluation.kept_examples import AdversarialExamples, check_examples
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
 from deat.evaluation.resume_log import ResumeLog
@@ -68,7 +68,7 @@ from deat.utils.fingerprints import (
     fingerprint_logits,
     fingerprint_model,
 )
-from deat.utils.torch_utils import device_of, use_threads
+from deat.utils.torch_contexts import device_of, use_threads
 from deat.version import get_versions
 
 DEFAULT_BLOCK_SIZE = 500

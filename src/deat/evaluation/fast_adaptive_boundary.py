@@ -15,7 +15,7 @@ from deat.evaluation.nearest_hyperplane import step_to_hyperplane
 from deat.tasks import CLASSIFICATION
 from deat.tasks.classification import as_class_logits
 from deat.threat import ThreatModel
-from deat.utils.torch_utils import broadcast_mask
+from deat.utils.torch_contexts import broadcast_mask
 
 OVERSHOOT = 1.05
 MAX_PULL = 0.1

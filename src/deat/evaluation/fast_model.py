@@ -24,7 +24,7 @@ from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attacks import compute_gradient
 from deat.models.normalize import Normalize
 from deat.utils.float32_precision import full_precision
-from deat.utils.torch_utils import choose_threads
+from deat.utils.torch_contexts import choose_threads
 
 EAGER_CALLS_BEFORE_RECORDING = 1
 """A batch size is recorded once it has come up more often than this."""

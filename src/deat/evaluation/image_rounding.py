@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from deat.threat import ThreatModel
-from deat.utils.torch_utils import broadcast_mask
+from deat.utils.torch_contexts import broadcast_mask
 
 _SHRINK_PERCENT = range(100, 49, -1)
 

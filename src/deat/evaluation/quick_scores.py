@@ -13,7 +13,7 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import derive_seed
-from deat.utils.torch_utils import device_of
+from deat.utils.torch_contexts import device_of
 
 
 class QuickScore(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from deat.data.image_label_checks import noun_of_shape
 from deat.errors import CheckpointError, DataError, NewerVersionError, UsageError
 from deat.evaluation.attack_verifier import (
     RECORDED_FIELDS,
@@ -24,7 +25,7 @@ from deat.evaluation.sanity import Flag
 from deat.tasks import Task, build_task
 from deat.threat import format_threat
 from deat.utils.json_checksum import add_checksum, is_unchanged
-from deat.utils.notebook_display import make_data_frame, render_html
+from deat.utils.notebook_html import make_data_frame, render_html
 from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.text import summarize_error
@@ -307,11 +308,8 @@ class Evaluation:
 
     @property
     def inputs_noun(self) -> str:
-        """What texts call the inputs: "images" for classes of inputs in the box of images, else "examples"."""
-        threat = self.settings.get("threat") or {}
-        balls = threat.get("threats", [threat])
-        is_other = any(name in ball for ball in balls for name in ("box", "scale", "mutable"))
-        return "examples" if self.task.is_graded or is_other else "images"
+        """What texts call the inputs: "images" or "examples"."""
+        return noun_of_shape(self.settings.get("image"))
 
     @property
     def _threat_text(self) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 from deat.errors import CheckpointError
 from deat.evaluation.attack_verifier import AttackLike, BlockResult, get_stages
 from deat.utils.distributed import Distributed
+from deat.utils.file_locks import lock_with_holder
 from deat.utils.fingerprints import are_close, fingerprint
-from deat.utils.locks import lock_with_holder
 from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import append_text, check_no_symlinks
 

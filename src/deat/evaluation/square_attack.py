@@ -15,7 +15,7 @@ from deat.evaluation.attacks import confirm_fooled, count_queries_at_once
 from deat.evaluation.fast_model import FastModel
 from deat.tasks.classification import as_class_logits
 from deat.threat import ThreatModel
-from deat.utils.torch_utils import broadcast_mask
+from deat.utils.torch_contexts import broadcast_mask
 
 FIRST_SHARE = 0.8
 """The share of the pixels that the first squares cover."""

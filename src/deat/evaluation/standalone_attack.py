@@ -16,7 +16,7 @@ from deat.radius_checks import check_radius
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.utils.numbers import parse_number
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 
 @dataclass(frozen=True)

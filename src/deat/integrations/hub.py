@@ -19,9 +19,7 @@ from torch import nn
 from deat.errors import CheckpointError, DeatError, UsageError
 from deat.models.weights import read_weights
 from deat.report.model_card import CARD_FILE, render_model_card
-from deat.runs.load_run import find_run_weights, shared_epoch
-from deat.runs.saved_run import SavedRun, load_run
-from deat.runs.schema import (
+from deat.runs.record_files import (
     HISTORY_FILE,
     RUN_FILE,
     SCORES_FILE,
@@ -33,6 +31,8 @@ from deat.runs.schema import (
     EpochChoice,
     read_record,
 )
+from deat.runs.saved_run import SavedRun, load_run
+from deat.runs.trained_run import find_run_weights, shared_epoch
 from deat.utils.safe_write import check_no_symlinks, write_atomic
 from deat.utils.text import summarize_error
 from deat.version import VERSION

@@ -17,7 +17,7 @@ from deat.models.logits_wrapper import LogitsModel
 from deat.tasks import Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.adversarial_step import AdversarialStep, LoopEngine, StepResult, precision_of
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 try:
     import lightning.pytorch as pl

@@ -5,8 +5,8 @@ from pkgutil import iter_modules
 
 from deat.methods.method import Method
 from deat.methods.method_registry import get_method, list_methods, register_method
+from deat.methods.paper_vs_released_rules import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, RuleSet
 from deat.methods.prefixes import auto_steps, awp, friendly, gplus, mplus
-from deat.methods.rule_sets import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, RuleSet
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

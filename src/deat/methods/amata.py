@@ -9,12 +9,12 @@ Settings: A 2, B 10, zero start; the released code never reaches B. Cost: k + 1 
 
 import warnings
 
+from deat.attack_schedules import LinearRamp
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.prefixes import mplus
-from deat.methods.rule_sets import RuleSet
-from deat.schedules import LinearRamp
 
 FIRST_K = 2
 

@@ -10,12 +10,12 @@ loss from the second epoch on. The paper does not describe this, and it is not d
 
 from dataclasses import replace
 
+from deat.attack_schedules import LinearRamp
 from deat.core.example_stopping import StopWhenConverged
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.pgd import pgd
-from deat.methods.rule_sets import RuleSet
-from deat.schedules import LinearRamp
 
 
 @register_method("dat")

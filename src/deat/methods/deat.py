@@ -2,7 +2,7 @@
 
 Idea: early epochs need no strong adversary, so training starts naturally and adds replays when a criterion is met:
 every d epochs (DEAT-d), when training accuracy exceeds p % (DEAT-p%), or when the gradient magnitude l_X grows
-(M+DEAT). Moves of a batch (core/game.py): `J^(k+1)`.
+(M+DEAT; `GradientMagnitude` in attack_schedules.py). Moves of a batch (core/game.py): `J^(k+1)`.
 Citation: Wang et al., "Dynamic efficient adversarial training guided by gradient magnitude", 2022.
 Settings: alpha 1.25 eps (10/255), uniform start; M+DEAT gamma 1.01, k at most 7. Cost: k + 1 backprops a batch.
 
@@ -10,12 +10,12 @@ AUTO+DEAT, `auto` for short, is our own: the same replays, with k chosen by how 
 the first half of training and at most 7. It ties with plain ramps and FREE at equal backprops, and needs no number.
 """
 
+from deat.attack_schedules import AccuracyAbove, EveryEpochs, Fixed, Schedule
 from deat.core.move_order import Replay
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.prefixes import auto_steps, mplus
-from deat.methods.rule_sets import RuleSet
-from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, Schedule
 
 ALPHA_EPS = 1.25
 

@@ -9,9 +9,9 @@ instead of masking it. Cost: k + 1 backprops a batch; `active` counts the exampl
 
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.pgd import pgd
 from deat.methods.prefixes import friendly
-from deat.methods.rule_sets import RuleSet
 
 
 @register_method("fat-K")

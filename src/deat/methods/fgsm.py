@@ -28,15 +28,15 @@ Settings: 0.2 (1 - cos), with noise uniform in the ball; the gradient at x is a 
 
 from dataclasses import replace
 
+from deat.attack_schedules import Fixed
 from deat.core.gradient_penalty import GradientAlignment
 from deat.core.move_order import Craft, PenaliseGradient
 from deat.core.remembered_starts import RememberStarts
 from deat.core.training_losses import StartConsistency
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.prefixes import mplus
-from deat.methods.rule_sets import RuleSet
-from deat.schedules import Fixed
 
 ALPHA_EPS = 1.25
 NOISE_EPS = 2.0

@@ -6,12 +6,12 @@ Settings: alpha eps (8/255), zero start, new for every batch as in the paper's b
 delta over batches, as the original does. Cost: m backprops a batch.
 """
 
+from deat.attack_schedules import Fixed
 from deat.core.move_order import Replay
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rule_sets import RuleSet
-from deat.schedules import Fixed
+from deat.methods.paper_vs_released_rules import RuleSet
 
 
 @register_method("free-M")

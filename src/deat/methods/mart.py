@@ -7,12 +7,12 @@ Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1), crafted with
 backprops a batch. M+MART: k at most 10; F+MART: tau 3.
 """
 
+from deat.attack_schedules import Fixed
 from deat.core.move_order import Craft
 from deat.core.training_losses import Mart
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rule_sets import RuleSet
-from deat.schedules import Fixed
+from deat.methods.paper_vs_released_rules import RuleSet
 
 
 @register_method("mart[-K]", "m+", "f+")

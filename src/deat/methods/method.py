@@ -5,18 +5,18 @@ from typing import Any
 
 from torch import Tensor
 
-from deat.core.buffers import Budget
+from deat.attack_schedules import Schedule
+from deat.core.batch_buffers import Budget
 from deat.core.game import Game
-from deat.core.inner_attack_settings import InnerAttack
+from deat.core.inner_attack import InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.move_order import Play
 from deat.core.training_losses import CrossEntropy, TrainingLoss
 from deat.errors import UsageError
-from deat.schedules import Schedule
 from deat.tasks import Task
 from deat.threat import ThreatModel
-from deat.utils.notebook_display import render_html
+from deat.utils.notebook_html import render_html
 
 RECORDED_NAMES = {
     "InnerAttack": "Ascent",
@@ -52,7 +52,7 @@ class Method:
         UsageError: If a part is of another kind, or the schedule's lengths are absolute.
 
     Example:
-        >>> deat.Method("bold", deat.Craft(), deat.schedules.Fixed(k=3, alpha_eps=0.5))
+        >>> deat.Method("bold", deat.Craft(), deat.attack_schedules.Fixed(k=3, alpha_eps=0.5))
     """
 
     name: str

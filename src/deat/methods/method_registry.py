@@ -13,8 +13,8 @@ from types import ModuleType
 
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
+from deat.methods.paper_vs_released_rules import RuleSet, get_rule_set
 from deat.methods.prefixes import PREFIXES, UPDATE_PREFIXES
-from deat.methods.rule_sets import RuleSet, get_rule_set
 from deat.utils.plugins import load_plugins
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_module, no_such_name_error, split_spec
 
@@ -85,7 +85,7 @@ def register_method(pattern: str, *prefixes: str) -> Callable[[MethodBuilder], M
     Example:
         >>> @deat.register_method("bold-K")
         ... def bold(k: int = 3) -> deat.Method:
-        ...     return deat.Method("bold", deat.Craft(), deat.schedules.Fixed(k=k, alpha_eps=0.5))
+        ...     return deat.Method("bold", deat.Craft(), deat.attack_schedules.Fixed(k=k, alpha_eps=0.5))
     """
 
     def register(build: MethodBuilder) -> MethodBuilder:

@@ -4,10 +4,10 @@ Idea: minimise the cross-entropy on the images as they are. Moves of a batch (co
 Settings: none. Cost: 1 backprop a batch.
 """
 
+from deat.attack_schedules import Fixed
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.schedules import Fixed
 
 
 @register_method("natural")

@@ -5,12 +5,12 @@ Citation: Madry et al., "Towards deep learning models resistant to adversarial a
 Settings: alpha 0.25 eps (2/255), uniform start. Cost: k + 1 backprops a batch.
 """
 
+from deat.attack_schedules import Fixed
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
+from deat.methods.paper_vs_released_rules import RuleSet
 from deat.methods.prefixes import mplus
-from deat.methods.rule_sets import RuleSet
-from deat.schedules import Fixed
 
 
 @register_method("pgd-K")

@@ -18,7 +18,7 @@ from deat.core.move_order import PenaliseGradient, PerturbWeights, Relay, find_p
 from deat.core.weight_perturbation import WeightPerturbation
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
-from deat.methods.rule_sets import RuleSet, get_rule_set
+from deat.methods.paper_vs_released_rules import RuleSet, get_rule_set
 from deat.utils.numbers import check_int
 
 
@@ -56,8 +56,8 @@ def auto_steps(base: Method, max_steps: int | None = None) -> Method:
     """Return AUTO+base: k is small in the first half of training, and then follows how far the adversary converges.
 
     k may grow and fall, and needs no threshold from an early epoch, so that it also works for fine-tuning and on few
-    images. See `deat.schedules.AdversaryGap`. Its signals cost no pass. Methods that craft make steps of max(eps / k, alpha),
-    as under m+.
+    images. See `deat.attack_schedules.AdversaryGap`. Its signals cost no pass. Methods that craft make steps of
+    max(eps / k, alpha), as under m+.
 
     Args:
         base: Method with a fixed number of steps.

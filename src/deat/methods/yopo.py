@@ -8,12 +8,12 @@ Settings: m 5, n 3, alpha 0.25 eps (2/255), uniform start; gradients of the m pa
 acts m times (the original divides it). Cost: m backprops a batch. `m+yopo-M-N`: M+ sets the full passes.
 """
 
+from deat.attack_schedules import Fixed
 from deat.core.move_order import Relay
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rule_sets import RuleSet
-from deat.schedules import Fixed
+from deat.methods.paper_vs_released_rules import RuleSet
 
 
 @register_method("yopo-M-N")

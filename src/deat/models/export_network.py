@@ -19,7 +19,7 @@ from deat.errors import CheckpointError, UsageError
 from deat.models.logits_wrapper import return_logits
 from deat.models.normalize import Normalized
 from deat.models.pt_files import NOTE_KEY, read_pt_file
-from deat.models.recorded_normalization import format_normalization_note
+from deat.models.saved_normalization import format_normalization_note
 from deat.models.weights import SavedWeights, unwrap_model
 from deat.utils.safe_write import write_atomic
 from deat.utils.safetensors_files import Tensors, encode_tensors, read_tensors

@@ -14,7 +14,7 @@ from deat.errors import CheckpointError, check_is_instance
 from deat.models.logits_wrapper import LogitsModel
 from deat.models.normalize import Normalize, Normalized, get_input_std
 from deat.models.pt_files import PICKLE_SUFFIXES, describe_name_parts, get_shared_prefix, read_pt_file
-from deat.models.recorded_normalization import (
+from deat.models.saved_normalization import (
     NETWORK_PREFIX,
     NORMALIZE_PREFIX,
     parse_normalization_note,

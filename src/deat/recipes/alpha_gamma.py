@@ -7,7 +7,7 @@ last model. The figure shows the PGD-20 error over backprops.
 from deat.methods import get_method
 from deat.recipes.cifar10_fast import FAST_CONFIG
 from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
-from deat.runs.request import Request
+from deat.runs.resolve_request import Request
 
 ALPHAS_IN_255THS, GAMMAS = (8, 10, 12, 14), (1.1, 1.01, 1.001)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from deat.methods import get_method
 from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
-from deat.runs.request import Request
+from deat.runs.resolve_request import Request
 
 EPOCHS_BY_METHOD = {"deat-3": 12, "deat-40%": 11, "m+deat": 11}
 ALPHA_BY_METHOD = {"deat-3": 10 / 255, "deat-40%": 10 / 255, "m+deat": 10 / 255}

@@ -10,7 +10,7 @@ need --model densenet121_12; U-FGSM is compared with Table 8.
 
 from deat.methods import get_method
 from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
-from deat.runs.request import Request
+from deat.runs.resolve_request import Request
 
 LR_BY_MODEL = {"densenet121_12": 0.01, "densenet121_32": 0.01}
 EVALUATION_PLAN = EvaluationPlan(("natural", "pgd-100", "cw-20", "aa"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from deat.methods import get_method
 from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
-from deat.runs.request import Request
+from deat.runs.resolve_request import Request
 
 REQUEST_BY_METHOD: dict[str, dict[str, Any]] = {
     "free-4": {"alpha": 4 / 255, "persistent": True},

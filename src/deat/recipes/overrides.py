@@ -8,9 +8,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from deat.errors import UsageError, unknown_name_error
 from deat.methods import get_method
-from deat.methods.configure import configure_method
+from deat.methods.change_settings import configure_method
 from deat.recipes.recipe import EvaluationPlan, RecipeRow, rescale_milestones
-from deat.runs.request import Request
+from deat.runs.resolve_request import Request
 from deat.threat import Linf
 from deat.training.config import TrainConfig
 from deat.utils.numbers import parse_int, parse_number

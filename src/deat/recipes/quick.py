@@ -7,7 +7,7 @@ by CW-20 on held-out images, that of natural training by natural accuracy. The r
 
 from deat.methods import get_method
 from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
-from deat.runs.request import DATASET_DEFAULTS, Request
+from deat.runs.resolve_request import DATASET_DEFAULTS, Request
 
 
 @register_recipe(

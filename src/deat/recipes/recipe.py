@@ -15,11 +15,11 @@ from deat.evaluation.evaluation_request import check_evaluation_arguments
 from deat.evaluation.evaluator import DEFAULT_ATTACKS, DEFAULT_BLOCK_SIZE
 from deat.evaluation.progress import FORWARD_ONLY_COST, estimate_attack_cost
 from deat.methods import get_method
-from deat.methods.configure import configure_method
-from deat.runs.request import Request, Run, read_requested_threat, resolve_request
+from deat.methods.change_settings import configure_method
+from deat.runs.resolve_request import Request, Run, read_requested_threat, resolve_request
 from deat.threat import parse_threat
 from deat.training.config import TrainConfig
-from deat.training.cost_estimate import backprop_bounds
+from deat.training.training_cost import backprop_bounds
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.user_code import is_file_spec, split_prefixes, split_spec
 from deat.utils.user_paths import expand_path

@@ -8,7 +8,7 @@ table (Table 2).
 from deat.methods import get_method
 from deat.recipes.cifar10_fast import ALPHA_BY_METHOD, FAST_CONFIG
 from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
-from deat.runs.request import Request
+from deat.runs.resolve_request import Request
 
 
 @register_recipe(

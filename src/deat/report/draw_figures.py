@@ -49,6 +49,8 @@ FILE_METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
 }
 """The formats of a figure's files, and what is left out of each so that equal figures are equal files."""
+FONT_LAYOUT_TABLES = ("GDEF", "GPOS", "GSUB", "MATH", "kern")
+"""Tables of a font by which text is laid out. A PDF has the position of every glyph, and no use for them."""
 MAX_PANELS_PER_ROW = 3
 """More panels than this stand in rows of two."""
 INTEGER_AXES = ("epoch", "k")
@@ -116,7 +118,7 @@ def draw_gallery(gallery: Gallery, folder: Path) -> None:
         folder: Where the files go.
     """
     text = (
-        f"{gallery.row}, {gallery.attack}; perturbations are shown at full contrast, and grey is no change; images are "
+        f"{gallery.row}, {gallery.attack}; perturbations are shown at full contrast, and grey is no change; examples are "
         f"{gallery.selection_note}"
     )
     _draw_tiles("gallery", gallery.tiles, folder, text)
@@ -193,16 +195,33 @@ def _saved_picture(name: str, folder: Path) -> Iterator[Any]:
             yield plt
             _fix_layout(plt.gcf())
             for kind, metadata in FILE_METADATA.items():
-                plt.gcf().savefig(folder / f"{name}.{kind}", metadata=metadata)
+                with _without_font_layout_tables():
+                    plt.gcf().savefig(folder / f"{name}.{kind}", metadata=metadata)
         finally:
             plt.close()
 
 
+@contextmanager
+def _without_font_layout_tables() -> Iterator[None]:
+    """Embed fonts in a PDF without the tables of FONT_LAYOUT_TABLES: to read them takes two thirds of an embedding."""
+    from fontTools.subset import Options
+
+    dropped = getattr(Options, "_drop_tables_default", None)  # matplotlib has no setting for it
+    if dropped is None:
+        yield
+        return
+    Options._drop_tables_default = [*dropped, *FONT_LAYOUT_TABLES]
+    try:
+        yield
+    finally:
+        Options._drop_tables_default = dropped
+
+
 def _fix_layout(canvas: Any) -> None:
     """Place everything once, since doing it again for each file takes most of the time."""
-    if canvas.get_layout_engine() is not None:
-        canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")
+    if (engine := canvas.get_layout_engine()) is not None:
+        engine.execute(canvas)
+        canvas.set_layout_engine(None)  # "none" leaves one for which savefig draws everything once more
 
 
 def _draw_panels(

@@ -158,7 +158,7 @@ def build_training_process_figure(rows: Sequence[ReportRow]) -> Figure:
         build_epoch_panel(
             rows,
             "gradient magnitude l_X",
-            "l_X per image",
+            "l_X per example",
             lambda e: e.magnitude / e.examples if e.k else None,
             name="gradient-magnitude",
         ),

@@ -88,7 +88,7 @@ class Gallery:
             (len(self.tiles) - fooled - robust, "that are misclassified even without it"),
         ]
         text = " and ".join(f"{count} {kind}" for count, kind in counts if count)
-        return f"chosen from the first test images to show both cases, not in proportion: {text}"
+        return f"chosen from the first test examples to show both cases, not in proportion: {text}"
 
 
 def select_candidates(natural_correct: Sequence[bool], robust_correct: Sequence[bool], count: int) -> list[int]:

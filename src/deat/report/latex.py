@@ -4,9 +4,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deat.report.escape import escape_latex
+from deat.report.escape_latex_csv import escape_latex
 from deat.report.problems import FLAGGED_MARK, collect_flags, exclude_flagged_rows
 from deat.report.report_data import OTHER_SETUP_MARK, describe_common_setup
+from deat.report.results_table import (
+    MARK_MEANINGS,
+    MISPRINT_MARK,
+    ResultsTable,
+    collect_table_notes,
+    format_backprops,
+    format_difference,
+    format_p_value,
+    format_paper_accuracy,
+    format_paper_cost,
+    format_seed_count,
+)
 from deat.report.row_statistics import (
     AccuracyCell,
     format_attack_name,
@@ -20,18 +32,6 @@ from deat.report.row_statistics import (
 )
 from deat.report.run_results import ReportRow
 from deat.report.significance import SIGNIFICANCE_LEVEL, PairedComparison, find_ties, select_rankable_rows
-from deat.report.tables import (
-    MARK_MEANINGS,
-    MISPRINT_MARK,
-    ResultsTable,
-    collect_table_notes,
-    format_backprops,
-    format_difference,
-    format_p_value,
-    format_paper_accuracy,
-    format_paper_cost,
-    format_seed_count,
-)
 
 LATEX_HEADER_LINES = (
     "% needs \\usepackage{booktabs,xcolor}; last epochs, held-out results and remarks are in table.md and table.csv",
@@ -489,14 +489,14 @@ def _describe_table(results: ResultsTable) -> str:
     mean = ": mean ± standard deviation over seeds" if has_sd else ""
     tasks = {get_task(row).name: get_task(row) for row in results.rows if row.finished_runs}
     graded = [task for task in tasks.values() if task.is_graded]
-    values, interval, examples = "Accuracy in percent", "Wilson", "test images"
+    values, interval = "Accuracy in percent", "Wilson"
     if graded:
         units = [task.metric_names[0] + (" in percent" if "%" in task.format_metric(0.5) else "") for task in graded]
         values = ", ".join(([values] if len(graded) < len(tasks) else []) + units)
-        interval, examples = "bootstrap" if len(graded) == len(tasks) else "bootstrap or Wilson", "test examples"
+        interval = "bootstrap" if len(graded) == len(tasks) else "bootstrap or Wilson"
     sentences = [
-        f"{values}{f' ({setup})' if setup else ''}{mean}, with the 95 % interval ({interval}) for the choice of {examples} "
-        "below."
+        f"{values}{f' ({setup})' if setup else ''}{mean}, with the 95 % interval ({interval}) for the choice of test "
+        "examples below."
         if results.attacks
         else f"Results{f' ({setup})' if setup else ''}.",
         *_describe_emphasis(results),

@@ -12,8 +12,8 @@ from deat.errors import DataError, DeatError
 from deat.report.html import render_template
 from deat.report.report_data import ReportData, load_report_data
 from deat.report.run_results import RunResults
+from deat.runs.record_files import BENCH_FILE, RECORD_FILES, RUN_FILE
 from deat.runs.run_dir import has_checkpoint
-from deat.runs.schema import BENCH_FILE, RECORD_FILES, RUN_FILE
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.text import make_printable
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from deat.data.image_label_checks import noun_of_shape
 from deat.errors import DataError, DeatError, UsageError
 from deat.evaluation.results import Evaluation
 from deat.report.run_results import RunResults, load_run_results
-from deat.runs.request import get_default_lr
+from deat.runs.record_files import RUN_FILE, WATCH_FILE, RunRecord, read_record
+from deat.runs.resolve_request import get_default_lr
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.saved_run import load_evaluations
-from deat.runs.schema import RUN_FILE, WATCH_FILE, RunRecord, read_record
 from deat.tasks.classification import Classification
 from deat.threat import ThreatModel, format_threat
 from deat.training.epoch_records import read_watch
@@ -85,7 +86,7 @@ def render_model_card(
             "repo": repo,
             "folder": folder.resolve().name,
             "model": ", model=Net()" if needs_code else "",
-            "inputs": "images" if is_image else "examples",
+            "inputs": noun_of_shape(record.image_shape or None),
             "outputs": "logits" if is_classifier else "outputs",
             "nouns": record.task.outputs_noun.capitalize(),
             "range": _format_box(record.threat),
@@ -143,7 +144,7 @@ def _yaml(text: str) -> str:
 def _sample_text(evaluation: Evaluation) -> str:
     if not evaluation.settings.get("sample"):
         return ""
-    return f", on {evaluation.num_images:,} of {evaluation.settings['available']:,} images"
+    return f", on {evaluation.num_images:,} of {evaluation.settings['available']:,} {evaluation.inputs_noun}"
 
 
 def _evaluated_data(evaluation: Evaluation) -> str:
@@ -174,7 +175,7 @@ def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     weights = f"The {about['epoch']} epoch's weights on" if about.get("epoch") else "On"
     data = f" of {about['data']}" if about.get("data") else ""
     intro = (
-        f"{weights} {evaluation.num_images:,} test images{sample}{data}, against "
+        f"{weights} {evaluation.num_images:,} test {evaluation.inputs_noun}{sample}{data}, against "
         f"{format_threat(settings['threat'])}, seed {settings['seed']}:"
     )
     is_graded = evaluation.task.is_graded
@@ -191,7 +192,7 @@ def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     elif not evaluation.flags:
         notes.append("The sanity checks raised no flag.")
     if settings.get("cascade"):
-        notes.append("A cascade: each attack saw only the images that those before it did not fool.")
+        notes.append(f"A cascade: each attack saw only the {evaluation.inputs_noun} that those before it did not fool.")
     header = ["attack", evaluation.metric, "95 % interval"]
     return {"intro": intro, "table": format_markdown_table(header, rows), "notes": notes}
 
@@ -203,7 +204,7 @@ def _name_perturbations(threat: ThreatModel) -> str:
 def _describe_threat(record: RunRecord) -> Iterator[str]:
     threat = record.threat
     if len(threat.balls) > 1:
-        yield "The attacker may use any of these, another one for each image:"
+        yield "The attacker may use any of these, another one for each example:"
     for ball in threat.balls:
         yield f"{ball.name}, eps {format_eps(ball.eps)}: {_BALLS.get(ball.name, 'a set of its own')}."
     if threat.scale is not None:
@@ -212,7 +213,7 @@ def _describe_threat(record: RunRecord) -> Iterator[str]:
         fixed = threat.describe_fixed()
         yield f"{fixed[0]:,} of {fixed[1]:,} features cannot change: mutable in run.json."
     yield f"Perturbed values stay in {_format_box(threat)}." if threat.box else "Values have no bounds."
-    yield "The attacker knows the network and its weights, and chooses each perturbation after seeing the image."
+    yield "The attacker knows the network and its weights, and chooses each perturbation after seeing the example."
 
 
 def _format_box(threat: ThreatModel) -> str:
@@ -225,7 +226,7 @@ def _describe_training(record: RunRecord, raw: dict[str, Any], results: RunResul
         "method",
         f"{raw['method']['name']} ({raw['method'].get('summary') or 'no summary'}), rules {record.request.rules}",
     )
-    noun = "images" if len(record.image_shape) in (0, 3) else "examples"
+    noun = noun_of_shape(record.image_shape or None)
     yield "data", f"{data['train']:,} training {noun} of {data['name']}, {data.get('held_out', 0):,} held out"
     if data.get("digest"):
         yield "data digest", str(data["digest"])
@@ -258,7 +259,7 @@ def _list_limits(
     threat, attacked = record.threat, [e for e in evaluations if e.has_worst_case]
     yield (
         f"The numbers are for {_name_perturbations(threat)}. They say nothing about larger "
-        "ones, other norms, or changes such as rotations, blur and other data."
+        "ones, other norms, other kinds of changes, or other data."
     )
     if not attacked:
         yield "Robustness was not measured: no evaluation with an attack of more than one step is in the run's folder."
@@ -268,10 +269,11 @@ def _list_limits(
             if record.threat.is_plain and isinstance(record.task, Classification)
             else ", which is for images in [0, 1]"
         )
-        yield f"No AutoAttack was run{why}. A stronger attack may find adversarial images where these attacks found none."
+        yield f"No AutoAttack was run{why}. A stronger attack may find adversarial examples where these attacks found none."
     if attacked and attacked[0].settings.get("sample"):
-        yield "The evaluation is of a sample of the test images, and not comparable with numbers on all of them."
-    yield "An accuracy under attack is measured, not proven: it is an upper bound of the true one."
+        noun = attacked[0].inputs_noun
+        yield f"The evaluation is of a sample of the test {noun}, and not comparable with numbers on all of them."
+    yield "A value under attack is measured, not proven: it is an upper bound of the true one."
     yield f"One training run with seed {record.config.seed}: other seeds give other numbers."
     if results.history and len(results.history) < record.config.epochs:
         yield f"Training is not complete: {len(results.history)} of {record.config.epochs} epochs."

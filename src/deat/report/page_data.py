@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from deat.report.extra_tables import (
+from deat.report.check_paper_claims import CheckedClaim, describe_claim_setups
+from deat.report.detail_tables import (
     BALLS_NOTE,
     BALLS_TITLE,
     EVALUATIONS_HEADER,
@@ -20,8 +21,6 @@ from deat.report.extra_tables import (
 )
 from deat.report.figure_data import Figure, Panel, get_figure_title, get_unit, get_y_label
 from deat.report.gallery import Gallery, image_to_data_uri
-from deat.report.grouping import assign_comparison_groups
-from deat.report.paper_claims import CheckedClaim, describe_claim_setups
 from deat.report.problems import (
     FLAGGED_MARK,
     UNEVALUATED,
@@ -33,6 +32,23 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData, describe_common_setup
+from deat.report.results_table import (
+    CLAIM_COLUMNS,
+    ResultsTable,
+    collect_table_notes,
+    describe_scores,
+    format_backprops,
+    format_claim_cells,
+    format_difference,
+    format_last_epoch,
+    format_p_value,
+    format_paper_accuracy,
+    format_paper_cost,
+    format_seed_count,
+    list_scored_runs,
+    read_task,
+)
+from deat.report.row_grouping import assign_comparison_groups
 from deat.report.row_statistics import (
     AccuracyCell,
     find_pareto_front,
@@ -50,22 +66,6 @@ from deat.report.row_statistics import (
 from deat.report.run_results import ReportRow, RunResults
 from deat.report.setting_names import SETTINGS_IN_EPS, format_setting_value, group_settings, name_setting
 from deat.report.significance import SIGNIFICANCE_LEVEL, describe_ties, select_rankable_rows
-from deat.report.tables import (
-    CLAIM_COLUMNS,
-    ResultsTable,
-    collect_table_notes,
-    describe_scores,
-    format_backprops,
-    format_claim_cells,
-    format_difference,
-    format_last_epoch,
-    format_p_value,
-    format_paper_accuracy,
-    format_paper_cost,
-    format_seed_count,
-    list_scored_runs,
-    read_task,
-)
 from deat.report.validation_results import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
@@ -173,7 +173,7 @@ def build_winner_cards(results: ResultsTable) -> dict[str, Any]:
             f"{format_value(get_mean_accuracy(clean.row, 'natural'), clean.row)}; not attacked by more than one step"
         )
         return {
-            "cards": [_build_card("Best on clean images", clean, clean_text, ranked, "natural")],
+            "cards": [_build_card("Best on clean examples", clean, clean_text, ranked, "natural")],
             "note": NOT_ATTACKED_TEXT,
         }
     attack_name = "the worst of all attacks" if attack == "worst" else format_attack_name(attack)
@@ -187,7 +187,7 @@ def build_winner_cards(results: ResultsTable) -> dict[str, Any]:
     cards = [
         _build_card(f"Most robust under {attack_name}", best, best_text, ranked, attack),
         *_build_cheaper_card(ranked, best, attack),
-        _build_card("Best on clean images", clean, clean_text, ranked, "natural"),
+        _build_card("Best on clean examples", clean, clean_text, ranked, "natural"),
     ]
     return {"cards": cards, "note": ""}
 

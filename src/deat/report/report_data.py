@@ -10,7 +10,8 @@ from deat.errors import DataError, UsageError, unknown_name_error
 from deat.recipes import get_recipe, list_recipes
 from deat.recipes.overrides import METHOD_SPECIFIC_SETTINGS
 from deat.recipes.paper_numbers import find_paper_table
-from deat.report.grouping import (
+from deat.report.problems import add_status, list_unchecked_seeds
+from deat.report.row_grouping import (
     RESULT_NEUTRAL_SETTINGS,
     assign_unique_names,
     collect_code_versions,
@@ -21,12 +22,11 @@ from deat.report.grouping import (
     merge_bench_rows,
     read_evaluation_info,
 )
-from deat.report.problems import add_status, list_unchecked_seeds
 from deat.report.row_statistics import describe_samples, describe_single_seeds, format_attack_name
 from deat.report.run_results import BenchResults, ReportRow, RunResults, load_bench, load_run_results
-from deat.runs.checkpoint_folder import read_checkpoint_folder
+from deat.runs.fit_checkpoint_folder import read_checkpoint_folder
+from deat.runs.record_files import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.runs.run_dir import has_checkpoint
-from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.threat import format_threat
 from deat.training.epoch_records import EpochWatch, read_watch
 from deat.utils.anonymize_paths import anonymize_paths
@@ -234,7 +234,7 @@ def _describe_differences(rows: Sequence[ReportRow]) -> Iterator[str]:
     for what, values in (
         ("data set", _collect_data_set_names(runs)),
         ("threat model", {_describe_threat(run) for run in runs}),
-        ("number of test images", {f"{run.evaluation.num_images:,}" for run in runs if run.evaluation}),
+        ("number of test examples", {f"{run.evaluation.num_images:,}" for run in runs if run.evaluation}),
         ("evaluated epoch", {epoch for run in runs if (epoch := read_evaluation_info(run, "epoch"))}),
     ):
         if len(values) > 1:
@@ -265,7 +265,7 @@ def _describe_other_test_data(rows: Sequence[ReportRow]) -> Iterator[str]:
             evaluated = read_evaluation_info(run, "data")
             trained = run.record["request"].get("data") if run.record else None
             if evaluated and trained and evaluated != trained:
-                yield f"{row.name} seed {run.seed} was trained on {trained} but evaluated on images of {evaluated}."
+                yield f"{row.name} seed {run.seed} was trained on {trained} but evaluated on examples of {evaluated}."
 
 
 def _describe_machines(rows: Sequence[ReportRow]) -> Iterator[str]:
@@ -281,7 +281,7 @@ def _describe_cascades(rows: Sequence[ReportRow]) -> Iterator[str]:
     runs = [f"{row.name} seed {run.seed}" for row in rows for run in row.finished_runs if _is_cascaded(run)]
     if runs:
         yield (
-            "Evaluated as a cascade, where each attack runs only on images that all attacks before it left correct: "
+            "Evaluated as a cascade, where each attack runs only on examples that all attacks before it left correct: "
             f"{', '.join(runs)}."
         )
 

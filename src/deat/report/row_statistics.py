@@ -11,13 +11,13 @@ from typing import Any
 
 from deat.evaluation.intervals import wilson_interval_of_share
 from deat.evaluation.results import is_real_attack
-from deat.report.evaluations import strength_key
+from deat.report.choose_evaluations import strength_key
 from deat.report.run_results import COST_COLUMNS, ReportRow, RunResults, collect_columns
 from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.utils.text import format_percent
 
 MIXED_SAMPLES_NOTE = (
-    "Where another seed of the row has more images, the standard deviation also reflects the choice of images."
+    "Where another seed of the row has more examples, the standard deviation also reflects the choice of examples."
 )
 CONCURRENT_MARK = "*"
 """Marks minutes that were measured while several jobs ran at once."""
@@ -300,7 +300,7 @@ def describe_samples(rows: Sequence[ReportRow]) -> Iterator[str]:
     for (prefix, images), names_by_seeds in rows_by_sample.items():
         where = "; ".join(f"{seeds} of {', '.join(names)}" for seeds, names in names_by_seeds.items())
         mixed = f" {MIXED_SAMPLES_NOTE}" if prefix and _has_mixed_samples(rows, images) else ""
-        yield f"Evaluated on a sample, the first {images:,} test images: {prefix}{where}.{mixed}"
+        yield f"Evaluated on a sample, the first {images:,} test examples: {prefix}{where}.{mixed}"
 
 
 def describe_single_seeds(rows: Sequence[ReportRow]) -> Iterator[str]:
@@ -330,7 +330,7 @@ def _describe_worst(run: RunResults) -> tuple[str, str]:
         return "No worst case", f"is shown: no attack of more than one step was tried ({attacks})."
     if run.evaluation and run.evaluation.task.is_graded:
         return "worst", f"is computed from each example's worst answer under {attacks}."
-    return "worst", f"counts an image as correct only if it is classified correctly under all of {attacks}."
+    return "worst", f"counts an example as correct only if it is classified correctly under all of {attacks}."
 
 
 def _describe_sample(row: ReportRow, attack: str, images_per_seed: Sequence[int]) -> str:
@@ -340,5 +340,5 @@ def _describe_sample(row: ReportRow, attack: str, images_per_seed: Sequence[int]
     fewer_seeds = f"{format_seeds(seeds)} only" if len(seeds) < len(row.finished_runs) else ""
     counts = Counter(images_per_seed)
     images = " + ".join(f"{n:,}" if times == 1 else f"{times} × {n:,}" for n, times in counts.items())
-    fewer_images = f"{images} images" if list(images_per_seed) != main_images else ""
+    fewer_images = f"{images} examples" if list(images_per_seed) != main_images else ""
     return ", ".join(filter(None, (fewer_seeds, fewer_images)))

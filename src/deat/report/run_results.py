@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from deat.errors import DataError, DeatError
 from deat.evaluation.results import Evaluation
-from deat.report.evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
+from deat.report.choose_evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
 from deat.runs.final_scores import ModelScore, read_scores
-from deat.runs.schema import (
+from deat.runs.record_files import (
     BENCH_FILE,
     HISTORY_FILE,
     RUN_FILE,

@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deat.evaluation.intervals import one_sided_p_value
-from deat.report.grouping import can_compare_rows, has_same_test_images
 from deat.report.problems import exclude_flagged_rows
+from deat.report.row_grouping import can_compare_rows, has_same_test_images
 from deat.report.row_statistics import format_interval, get_mean_accuracy, summarize_accuracy, summarize_cost
 from deat.report.run_results import ReportRow, RunResults
 
 TEST_DESCRIPTION = (
-    "Each row is compared with {baseline} image by image. For every seed that both rows have, an exact McNemar test "
-    "counts the images that only one of the two classifies correctly, once for better and once for worse. Only the "
-    "seeds and images that both rows have are compared; where a row has others, the p-value names their number. "
-    "Seeds share their test images, so their tests are not independent: for each direction, their p-values "
+    "Each row is compared with {baseline} example by example. For every seed that both rows have, an exact McNemar test "
+    "counts the examples that only one of the two classifies correctly, once for better and once for worse. Only the "
+    "seeds and examples that both rows have are compared; where a row has others, the p-value names their number. "
+    "Seeds share their test examples, so their tests are not independent: for each direction, their p-values "
     "are combined as twice their mean, which is valid under any dependence (a single seed's p-value is used as it is). "
     "p is twice the smaller of the two directions' p-values, at most 1, with Holm's correction for the number "
-    "of rows. A small p means that these trained networks differ by more than the choice of test images explains; how "
+    "of rows. A small p means that these trained networks differ by more than the choice of test examples explains; how "
     "much another training seed would change is shown by the standard deviation."
 )
 DEFAULT_BASELINE = "m+deat"
@@ -199,7 +199,7 @@ def _compare_pair(row: ReportRow, baseline: ReportRow, attack: str) -> PairedCom
     seeds, images = len(counts), images // len(counts)
     num_results = sum(attack in run.metrics for r in (row, baseline) for run in r.finished_runs)
     notes = [f"{seeds} shared seed{'' if seeds == 1 else 's'}"] if num_results > 2 * seeds else []
-    notes += [f"{images:,} shared images"] if unshared else []
+    notes += [f"{images:,} shared examples"] if unshared else []
     return PairedComparison(difference, p, p, seeds, images, gained, lost, ", ".join(notes))
 
 

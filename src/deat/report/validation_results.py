@@ -14,7 +14,7 @@ from deat.evaluation.results import WORST_ONLY
 from deat.report.problems import UNEVALUATED
 from deat.report.row_statistics import RowCost, format_attack_name, format_minutes, get_task
 from deat.report.run_results import ReportRow, RunResults, SeedStatistics
-from deat.runs.schema import RUN_FILE, WEIGHTS_FILE
+from deat.runs.record_files import RUN_FILE, WEIGHTS_FILE
 from deat.tasks import CLASSIFICATION, Task
 from deat.training.epoch_records import EpochStats
 from deat.training.messages import format_command
@@ -22,12 +22,12 @@ from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.safetensors_files import read_note
 from deat.utils.text import format_markdown_table, make_printable
 
-HELD_OUT_TITLE = "On held-out images"
+HELD_OUT_TITLE = "On held-out examples"
 HELD_OUT_NOTE = (
     "{metrics} at the best epoch, on the validation examples by which that epoch was chosen: held out of the training "
     "examples, or from val/. These are not test results, and nothing is ranked by them."
 )
-EVALUATE_COMMANDS_INTRO = "These commands evaluate the remaining runs on test images, which fills their columns:"
+EVALUATE_COMMANDS_INTRO = "These commands evaluate the remaining runs on test examples, which fills their columns:"
 CSV_FIELDS = ("natural", "robust", "attack", "images", "best_epochs", "seeds")
 """A row's validation results in CSV; each name begins with held_out_."""
 

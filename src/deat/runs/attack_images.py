@@ -20,8 +20,8 @@ from deat.evaluation.attacks import as_evaluated, call_attack, is_natural
 from deat.evaluation.image_rounding import round_to_8_bits
 from deat.radius_checks import check_radius
 from deat.runs.predict import Paths, check_classifies_images, class_name, classify, find_crop_fraction
+from deat.runs.record_files import EpochChoice
 from deat.runs.saved_run import SavedRun, load_run
-from deat.runs.schema import EpochChoice
 from deat.tasks.classification import as_class_logits
 from deat.threat import ThreatModel, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths
@@ -30,7 +30,7 @@ from deat.utils.float32_precision import exact_float32
 from deat.utils.numbers import is_int_at_least
 from deat.utils.safe_write import check_no_symlinks, write_atomic, write_json
 from deat.utils.text import format_names
-from deat.utils.torch_utils import broadcast_mask, device_of, eval_mode
+from deat.utils.torch_contexts import broadcast_mask, device_of, eval_mode
 from deat.version import VERSION
 
 SUMMARY_FILE = "attack.json"

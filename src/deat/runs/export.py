@@ -13,10 +13,10 @@ from deat.models.export_network import (
     export_program,
     export_weights,
 )
-from deat.models.recorded_normalization import split_normalization
+from deat.models.saved_normalization import split_normalization
 from deat.models.weights import SavedWeights, get_state_dict
+from deat.runs.record_files import EpochChoice
 from deat.runs.saved_run import SavedRun, load_run, read_run_weights
-from deat.runs.schema import EpochChoice
 from deat.utils.user_paths import expand_path
 
 

@@ -11,9 +11,9 @@ from deat.data.batch_source import InterruptibleSource
 from deat.errors import CheckpointError
 from deat.evaluation.quick_scores import compute_accuracies
 from deat.models.weights import find_weights_file
-from deat.runs.load_run import check_init_weights
-from deat.runs.request import Run
-from deat.runs.schema import DAMAGED_RECORD_HINT, RUN_FILE, SCORES_FILE, SUMMARY_FILE, read_run_json
+from deat.runs.record_files import DAMAGED_RECORD_HINT, RUN_FILE, SCORES_FILE, SUMMARY_FILE, read_run_json
+from deat.runs.resolve_request import Run
+from deat.runs.trained_run import check_init_weights
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.safe_read import read_plain_text

@@ -33,7 +33,7 @@ from deat.training.optimizers import OptimizerFactory
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.locks import LOCK_FILE_NAME
+from deat.utils.file_locks import LOCK_FILE_NAME
 from deat.utils.numbers import check_int
 from deat.utils.signals import raise_keyboard_interrupt, signal_reason
 from deat.utils.text import MessageHandler

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from deat.errors import CheckpointError, Interrupted, NumericalError, UsageError
-from deat.runs.request import Run
+from deat.runs.record_files import HISTORY_FILE, WATCH_FILE, make_run_record, recorded_init_hash
+from deat.runs.resolve_request import Run
 from deat.runs.run_dir import RunFolder, empty_run_folder, restore_backup
-from deat.runs.schema import HISTORY_FILE, WATCH_FILE, make_run_record, recorded_init_hash
 from deat.training.checkpoints import Checkpoints
 from deat.training.messages import describe_stop_position
 from deat.training.trainer import Trainer
-from deat.utils.locks import lock_run_folder
+from deat.utils.file_locks import lock_run_folder
 from deat.utils.text import MessageHandler, ignore_message
 
 

@@ -8,18 +8,19 @@ from torch import Tensor, nn
 
 from deat.data import BatchSource
 from deat.data.batch_source import InterruptibleSource
+from deat.data.image_label_checks import noun_of_shape
 from deat.evaluation.attacks import parse_attack
 from deat.evaluation.quick_scores import compute_accuracies
 from deat.models import add_normalization
 from deat.models.logits_wrapper import LogitsModel
 from deat.models.normalize import Normalized
 from deat.models.weights import unwrap_model
-from deat.runs.request import Run
-from deat.tasks import Classification
+from deat.runs.resolve_request import Run
+from deat.tasks import CLASSIFICATION, Classification, Task
 from deat.tasks.classification import as_class_logits
 from deat.training.trainer import Trainer
 from deat.training.validation import Validator
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 INITIAL_ATTACK = "pgd-20"
 MIN_REORDERED_ACCURACY = 0.5
@@ -40,6 +41,8 @@ class InitialScores:
         images: The number of images.
         part: Which images: "held-out" or "test".
         warning: What is likely wrong, where natural accuracy is at chance; else empty.
+        noun: What texts call the examples.
+        task: What the scores are of.
     """
 
     natural: float
@@ -47,12 +50,15 @@ class InitialScores:
     images: int
     part: str
     warning: str = ""
+    noun: str = "images"
+    task: Task = CLASSIFICATION
 
     def describe(self) -> str:
         """Return the scores as one line."""
+        natural, robust = map(self.task.format_metric, (self.natural, self.robust))
         return (
-            f"your weights: {self.natural:.1%} natural, {self.robust:.1%} {INITIAL_ATTACK.upper()} "
-            f"({self.images:,} {self.part} images)"
+            f"your weights: {natural} natural, {robust} {INITIAL_ATTACK.upper()} "
+            f"({self.images:,} {self.part} {self.noun})"
         )
 
 
@@ -83,8 +89,8 @@ def score_initial_weights(run: Run, trainer: Trainer, max_test_images: int) -> I
     warning = ""
     if chance is not None and natural <= chance:
         cause = next(_find_causes(run, trainer, images, chance), USUAL_CAUSES)
-        warning = f"the weights answer at chance before training ({natural:.1%} natural). {cause}."
-    return InitialScores(natural, robust, source.num_examples, part, warning)
+        warning = f"the weights answer at chance before training ({run.task.format_metric(natural)} natural). {cause}."
+    return InitialScores(natural, robust, source.num_examples, part, warning, noun_of_shape(source.shape), run.task)
 
 
 def _score(run: Run, trainer: Trainer, model: nn.Module, source: BatchSource, attacks: list[str]) -> list[float]:
@@ -100,7 +106,7 @@ def _find_causes(run: Run, trainer: Trainer, source: BatchSource, chance: float)
         model = LogitsModel(model) if isinstance(trainer.model, LogitsModel) else model
         (natural,) = _score(run, trainer, model, source, ["natural"])
         if natural > chance:
-            yield f"{change} they reach {natural:.1%}: {flag}"
+            yield f"{change} they reach {run.task.format_metric(natural)}: {flag}"
     if not isinstance(run.task, Classification):
         return
     reordered = _reordered_accuracy(trainer.model, source)

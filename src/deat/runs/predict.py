@@ -19,12 +19,12 @@ from deat.data.input_images import (
 )
 from deat.data.streaming import EVAL_CROP_FRACTION
 from deat.errors import DataError, UsageError
+from deat.runs.record_files import RUN_FILE, EpochChoice, read_raw_record
 from deat.runs.saved_run import SavedRun, load_run
-from deat.runs.schema import RUN_FILE, EpochChoice, read_raw_record
 from deat.tasks.classification import Classification, as_class_logits
 from deat.utils.float32_precision import exact_float32
 from deat.utils.numbers import is_int_at_least
-from deat.utils.torch_utils import device_of
+from deat.utils.torch_contexts import device_of
 
 DEFAULT_BATCH_SIZE = 256
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

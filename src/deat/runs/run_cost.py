@@ -9,11 +9,11 @@ from deat.evaluation.sanity import SANITY_IMAGES
 from deat.evaluation.sanity.extra_attacks import estimate_check_passes
 from deat.runs.final_scores import SCORE_ATTACKS, ScoreOptions, wants_baseline
 from deat.runs.initial_scores import INITIAL_ATTACK
-from deat.runs.load_run import get_test_split
-from deat.runs.request import Run
-from deat.training.cost_estimate import CostEstimate, estimate_cost, measure_attack_speed
+from deat.runs.resolve_request import Run
+from deat.runs.trained_run import get_test_split
 from deat.training.overfit_watch import MAX_SCORED_IMAGES, MULTI_STEP_ATTACK, SINGLE_STEP_ATTACK
 from deat.training.trainer import Trainer
+from deat.training.training_cost import CostEstimate, estimate_cost, measure_attack_speed
 
 
 def estimate_run_cost(run: Run, trainer: Trainer, folder: Path, scoring: ScoreOptions | None = None) -> CostEstimate:

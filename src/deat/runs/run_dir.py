@@ -11,9 +11,9 @@ from typing import Any
 from deat.checkpoint.encoding import check_list_of
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, find_newest_checkpoint, list_checkpoints, try_remove
 from deat.errors import CheckpointError, UsageError
-from deat.integrations.loggers.run_log import STATE_FILE
+from deat.integrations.loggers.logging_callback import STATE_FILE
 from deat.models.weights import get_state_dict
-from deat.runs.schema import (
+from deat.runs.record_files import (
     FAILURE_FILE,
     HISTORY_FILE,
     RECORD_FILES,
@@ -37,7 +37,7 @@ from deat.training.epoch_records import (
 from deat.training.messages import format_command
 from deat.training.run_record import BEST_WEIGHTS_KEY, format_weights_note, write_run_json
 from deat.training.trainer import Trainer
-from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
+from deat.utils.file_locks import LOCK_FILE_NAME, lock_run_folder
 from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
 from deat.utils.safetensors_files import encode_tensors, read_note, read_tensors, read_weights_hash

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deat.data.image_label_checks import noun_of_shape
 from deat.evaluation.sanity import accuracy_tolerance
 from deat.runs.final_scores import ModelScore
 from deat.tasks import CLASSIFICATION, Task, build_task
@@ -115,12 +116,18 @@ def _describe_setup(record: dict[str, Any]) -> str:
     model, threat, settings = record["model"], record["threat"], record["settings"]
     summary = record["method"].get("summary")
     what = f"{record['method']['name']}: {summary}. Trained with " if summary else ""
+    noun = _noun(record)
     return (
         f"{what}{model['name']} ({model['parameters']:,} parameters), {format_threat(threat, with_rule=True)}, "
-        f"{settings['epochs']} epochs of {record['data']['train']:,} images in batches of {settings['batch_size']}, "
-        f"{record['data']['held_out']:,} images held out to choose the best epoch, seed {settings['seed']}, "
+        f"{settings['epochs']} epochs of {record['data']['train']:,} {noun} in batches of {settings['batch_size']}, "
+        f"{record['data']['held_out']:,} {noun} held out to choose the best epoch, seed {settings['seed']}, "
         f"{record['precision']} on {record['device']}. Every setting is in run.json."
     )
+
+
+def _noun(record: dict[str, Any]) -> str:
+    """What texts call the data's examples."""
+    return noun_of_shape(record["data"].get("image"))
 
 
 def _describe_norms(threat: dict[str, Any]) -> str:
@@ -132,7 +139,7 @@ def _describe_norms(threat: dict[str, Any]) -> str:
 
 def _describe_scores(record: dict[str, Any], scores: Sequence[ModelScore], task: Task) -> str:
     return escape_markdown(
-        f"{_capitalize(task.metric_names[0])} on {scores[0].images:,} test images, which neither training nor the choice "
-        "of the best epoch uses. "
+        f"{_capitalize(task.metric_names[0])} on {scores[0].images:,} test {_noun(record)}, which neither training "
+        "nor the choice of the best epoch uses. "
         f"One seed; attacks are {_describe_norms(record['threat'])} with one start. PGD-20 is not the strongest attack there is."
     )

@@ -12,12 +12,10 @@ from deat.errors import CheckpointError, DeatError, UsageError, unknown_name_err
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.models import add_normalization, build_model, get_input_std
 from deat.models.interface_checks import check_model
-from deat.models.recorded_normalization import split_normalization
+from deat.models.saved_normalization import split_normalization
 from deat.models.weights import SavedWeights, load_saved_weights, read_weights
-from deat.runs.checkpoint_folder import read_checkpoint_folder
-from deat.runs.load_run import confirm_model, find_run_weights
-from deat.runs.run_dir import has_checkpoint
-from deat.runs.schema import (
+from deat.runs.fit_checkpoint_folder import read_checkpoint_folder
+from deat.runs.record_files import (
     HISTORY_FILE,
     RUN_FILE,
     WEIGHTS_FILE,
@@ -27,6 +25,8 @@ from deat.runs.schema import (
     parse_record,
     read_record,
 )
+from deat.runs.run_dir import has_checkpoint
+from deat.runs.trained_run import confirm_model, find_run_weights
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, format_threat
 from deat.training.checkpoints import load_checkpoint_weights

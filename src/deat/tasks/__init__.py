@@ -9,12 +9,12 @@ from typing import Any
 
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks.classification import Classification
+from deat.tasks.loss_options import LearnerOptions
 from deat.tasks.multi_label import MultiLabel
-from deat.tasks.recorded_task import recorded_task
 from deat.tasks.regression import Regression
 from deat.tasks.segmentation import Segmentation
-from deat.tasks.smoothed_loss import LearnerOptions
 from deat.tasks.task import Task
+from deat.tasks.unavailable_task import make_unavailable_task
 from deat.utils.plugins import load_plugins
 
 CLASSIFICATION = Classification()
@@ -136,7 +136,7 @@ def build_task(description: Any) -> Task:
     if description["name"] not in _TASKS:
         load_plugins(_PLUGIN_GROUP, _add_plugin)
     if description["name"] not in _TASKS:
-        return recorded_task(description)
+        return make_unavailable_task(description)
     settings = {name: value for name, value in description.items() if name not in ("name", "metrics", "graded")}
     return _TASKS[description["name"]](**settings)
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from deat.errors import DataError, UsageError
-from deat.tasks.loss_terms import kl_divergence, margin_loss, mart_regulariser
-from deat.tasks.probabilities import are_sigmoid, are_softmax
-from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
+from deat.tasks.loss_options import LearnerOptions, check_loss_is
+from deat.tasks.per_example_losses import kl_divergence, margin_loss, mart_regulariser
+from deat.tasks.probability_output_check import are_sigmoid, are_softmax
 from deat.tasks.task import ClassWeights, Task, rows_of
 
 

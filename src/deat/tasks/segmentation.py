@@ -9,8 +9,8 @@ from torch import Tensor
 
 from deat.errors import DataError, UsageError
 from deat.tasks.class_labels import check_class_numbers, has_integer_dtype
-from deat.tasks.loss_terms import kl_divergence, margin_loss, mart_regulariser
-from deat.tasks.smoothed_loss import LearnerOptions, check_loss_is
+from deat.tasks.loss_options import LearnerOptions, check_loss_is
+from deat.tasks.per_example_losses import kl_divergence, margin_loss, mart_regulariser
 from deat.tasks.task import AttackLoss, ClassWeights, Task
 
 _USUAL_VOID = 255

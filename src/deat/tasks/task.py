@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from deat.errors import DataError, UsageError
-from deat.tasks.loss_terms import boosted_cross_entropy, cross_entropy
-from deat.tasks.probabilities import are_softmax
+from deat.tasks.per_example_losses import boosted_cross_entropy, cross_entropy
+from deat.tasks.probability_output_check import are_softmax
 
 ClassWeights = tuple[float, ...]
 AttackLoss = Callable[[Tensor, Tensor, float], Tensor]

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from deat.core.buffers import Buffers
+from deat.core.batch_buffers import Buffers
+from deat.core.epoch_sums import EpochRecord
 from deat.core.game import Game
-from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
 from deat.engine.engine import Engine
 from deat.engine.precision import Precision
@@ -30,7 +30,7 @@ from deat.training.messages import explain_missing_growth
 from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
 from deat.utils.seeding import derive_seed
-from deat.utils.torch_utils import device_of
+from deat.utils.torch_contexts import device_of
 
 
 class StepResult(NamedTuple):

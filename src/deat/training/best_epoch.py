@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from deat.evaluation.intervals import mcnemar_p_value
 from deat.evaluation.results import pack_bits
 from deat.models.weights import unwrap_model
+from deat.tasks import CLASSIFICATION, Task
 from deat.training.epoch_records import EpochStats
 
 SIGNIFICANCE_LEVEL = 0.05
@@ -132,6 +133,8 @@ class BestChoice:
         averaged: Whether the chosen weights are the averaged ones of the epoch.
         most_robust_averaged: Whether those of the most robust epoch are.
         metric: The metric in the place of accuracy, such as mIoU; None for accuracy.
+        noun: What texts call the held-out examples.
+        task: What the scores are of.
     """
 
     epoch: int
@@ -147,28 +150,30 @@ class BestChoice:
     averaged: bool = False
     most_robust_averaged: bool = False
     metric: str | None = None
+    noun: str = "images"
+    task: Task = CLASSIFICATION
 
     def as_json(self) -> dict[str, Any]:
         """Return the choice as run.json has it: epochs from 0, and the reason as text."""
         choice = {**asdict(self), "indistinguishable": list(self.indistinguishable), "reason": self.reason}
+        del choice["noun"], choice["task"]  # they are in the reason, and the task in the record
         return {name: v for name, v in choice.items() if v or not name.endswith(("averaged", "metric"))}
 
     @property
     def reason(self) -> str:
         """The choice and its reason in a sentence or two; epochs count from 1."""
-        images = f"{self.images:,} held-out images" if self.images else "held-out images"
+        held_out = f"{f'{self.images:,} ' if self.images else ''}held-out {self.noun}"
         best = f"best epoch: {self.epoch + 1}{', averaged weights' if self.averaged else ''}"
         if self.rule == "last":
-            return f"{best}, the last one, since no held-out images are scored"
+            return f"{best}, the last one, since no held-out {self.noun} are scored"
         if self.rule == "natural":
-            score = _percent(self.natural) if self.metric is None else _number(self.natural)
-            return f"{best}, with the highest natural {self.metric or 'accuracy'} on {images}, {score}"
+            return f"{best}, with the highest natural {self.metric or 'accuracy'} on {held_out}, {self._format(self.natural)}"
         if self.metric:
-            scores = f"{_number(self.natural)} natural, {_number(self.robust)} under attack on {images}"
+            scores = f"{self._format(self.natural)} natural, {self._format(self.robust)} under attack on {held_out}"
             return f"{best}, the highest {self.metric} under attack ({scores})"
-        best += f" ({_percent(self.natural)} natural, {_percent(self.robust)} under attack on {images})"
+        best += f" ({self._format(self.natural)} natural, {self._format(self.robust)} under attack on {held_out})"
         if self.rule == "accuracy":
-            return f"{best}, by accuracy alone, since there are no verdicts to compare image by image"
+            return f"{best}, by accuracy alone, since there are no verdicts to compare one by one"
         if (self.epoch, self.averaged) == (self.most_robust, self.most_robust_averaged):
             others = len(self.indistinguishable) - 1
             are = "another epoch is" if others == 1 else f"{others} other epochs are"
@@ -181,9 +186,12 @@ class BestChoice:
         )
         weights = " (averaged weights)" if self.most_robust_averaged else ""
         return (
-            f"{best}. Epoch {self.most_robust + 1}{weights} has {_percent(self.most_robust_accuracy)} under attack, but "
+            f"{best}. Epoch {self.most_robust + 1}{weights} has {self._format(self.most_robust_accuracy)} under attack, but "
             f"the two are statistically indistinguishable (paired, p = {self.p_value or 0:.2g}); {decides}"
         )
+
+    def _format(self, score: float | None) -> str:
+        return "?" if score is None else self.task.format_metric(score)
 
 
 class BestEpoch:
@@ -210,7 +218,8 @@ class BestEpoch:
         snapshot: The best epoch of a training that is resumed.
         scored: The scores of its epochs; empty if its checkpoint is of an older version.
         robust: False for training without an adversary: compares natural accuracy, and ties go to the later epoch.
-        metric: The metric in the place of accuracy, for a task with grades.
+        task: What the scores are of.
+        noun: What texts call the held-out examples.
     """
 
     def __init__(
@@ -219,10 +228,11 @@ class BestEpoch:
         scored: Iterable[ScoredEpoch] = (),
         *,
         robust: bool = True,
-        metric: str | None = None,
+        task: Task = CLASSIFICATION,
+        noun: str = "images",
     ) -> None:
         self.snapshot_or_none, self.scored, self.robust = snapshot, list(scored), robust
-        self.metric = metric
+        self.task, self.noun = task, noun
 
     @property
     def snapshot(self) -> Snapshot:
@@ -233,7 +243,8 @@ class BestEpoch:
     @property
     def choice(self) -> BestChoice:
         """Which epoch is the best so far, and why."""
-        return replace(self._choice(), metric=self.metric)
+        metric = self.task.metric_names[0] if self.task.is_graded else None
+        return replace(self._choice(), metric=metric, noun=self.noun, task=self.task)
 
     def _choice(self) -> BestChoice:
         best = self.snapshot
@@ -327,11 +338,3 @@ class BestEpoch:
 
 def _nan_as_lowest(value: float | None) -> float:
     return -math.inf if value is None or math.isnan(value) else value
-
-
-def _percent(share: float | None) -> str:
-    return "?" if share is None else f"{share:.1%}"
-
-
-def _number(score: float | None) -> str:
-    return "?" if score is None else f"{score:.3f}"

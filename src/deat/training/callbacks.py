@@ -9,7 +9,7 @@ from deat.errors import UsageError
 from deat.training.epoch_records import EpochStats, EpochTiming
 
 if TYPE_CHECKING:
-    from deat.core.buffers import Buffers
+    from deat.core.batch_buffers import Buffers
     from deat.training.train_result import TrainResult
     from deat.training.trainer import Trainer
     from deat.training.validation import ValScores

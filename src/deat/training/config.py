@@ -15,7 +15,7 @@ from deat.evaluation.attacks import parse_attack
 from deat.training.lr_schedules import LR_SCHEDULES
 from deat.training.named_optimizers import OPTIMIZER_SETTINGS, resolve_optimizer_settings
 from deat.utils.numbers import check_int, check_number, convert_number_fields
-from deat.utils.torch_utils import choose_threads, use_threads
+from deat.utils.torch_contexts import choose_threads, use_threads
 
 MAX_THREADS, MAX_EPOCHS = 1024, 100_000
 
@@ -87,7 +87,7 @@ class TrainConfig:
         seed: Seed of every random draw.
         threads: CPU threads; by default one for small networks.
         workers: Processes that load a Dataset (by default 0) or decode images (by default up to 8).
-        val_attack: Attack on held-out images after every epoch; "none" switches validation off.
+        val_attack: Attack on held-out examples after every epoch; "none" switches validation off.
         deterministic: Compute the same bits every time on a GPU, at some cost in speed. A CPU always does.
         sync_bn: Take batch-norm statistics over all processes of a run.
         ema: Decay of an exponential moving average of the weights and of batch-norm statistics, such as 0.999. It is

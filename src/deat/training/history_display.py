@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from deat.training.epoch_records import EpochStats
-from deat.utils.notebook_display import make_data_frame, render_html
+from deat.utils.notebook_html import make_data_frame, render_html
 
 NUM_SHOWN_EPOCHS = 8
 

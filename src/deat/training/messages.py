@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from deat.core.buffers import Budget
-from deat.core.meter import EpochRecord
+from deat.attack_schedules import Schedule, ScheduleState
+from deat.core.batch_buffers import Budget
+from deat.core.epoch_sums import EpochRecord
 from deat.data.image_label_checks import noun_of_shape
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval
-from deat.schedules import Schedule, ScheduleState
 from deat.tasks import CLASSIFICATION, Task
 from deat.utils.anonymize_paths import restore_user_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
@@ -198,7 +198,7 @@ def _missing_verdicts_note(trainer: "Trainer") -> str | None:
     if not missing or not trainer.best.robust or trainer.task.is_graded:
         return None
     return (
-        f"epoch {missing[-1]} is from a checkpoint of an older version, without a verdict for each held-out image: it "
+        f"epoch {missing[-1]} is from a checkpoint of an older version, without a verdict for each held-out example: it "
         "was compared with other epochs by accuracy alone."
     )
 

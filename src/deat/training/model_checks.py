@@ -15,7 +15,7 @@ from deat.errors import DataError, UsageError
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.models.logits_wrapper import take_logits
 from deat.tasks import CLASSIFICATION, Task
-from deat.utils.torch_utils import device_of, eval_mode
+from deat.utils.torch_contexts import device_of, eval_mode
 from deat.utils.user_code import describe_error
 
 

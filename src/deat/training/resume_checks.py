@@ -19,7 +19,7 @@ from deat.training.config import CURRENT_NAMES
 from deat.training.epoch_records import EpochStats
 from deat.training.run_record import describe_task, describe_train_part
 from deat.training.trainer import Trainer
-from deat.utils.torch_utils import cpu_model
+from deat.utils.torch_contexts import cpu_model
 from deat.version import get_versions
 
 Json = dict[str, Any]

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.core.buffers import Budget
+from deat.core.batch_buffers import Budget
+from deat.core.epoch_sums import EpochRecord
 from deat.core.game import Game
-from deat.core.meter import EpochRecord
 from deat.core.training_losses import Objective
 from deat.data.batch_order import num_images_in_batch
 from deat.data.batch_source import BatchSource, SeekableSource, find_batch_indices, stopping_workers
+from deat.data.image_label_checks import noun_of_shape
 from deat.engine.cpu_memory import reused_memory
 from deat.engine.layer_work import count_multiply_adds
 from deat.engine.precision import has_native_cpu_bf16
@@ -62,7 +63,7 @@ from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
-from deat.utils.torch_utils import device_context, without_autocast
+from deat.utils.torch_contexts import device_context, without_autocast
 
 Batch = tuple[Tensor, Tensor]
 
@@ -492,8 +493,9 @@ class Trainer:
         scores = validator(self.model)
         if not math.isfinite(scores.loss):
             raise self.numerical_error(
-                f"the loss on held-out images is {scores.loss} in epoch {self.epoch + 1}: in eval mode, where batch norms use "
-                "their running statistics, the network's outputs are not finite. Lower the learning rate."
+                f"the loss on held-out {noun_of_shape(validator.source.shape)} is {scores.loss} in epoch {self.epoch + 1}: "
+                "in eval mode, where batch norms use their running statistics, the network's outputs are not finite. "
+                "Lower the learning rate."
             )
         self.call_callbacks("on_validation", scores)
         return scores
@@ -507,8 +509,8 @@ class Trainer:
 
     def _make_best_epoch(self, snapshot: Snapshot | None = None, scored: Iterable[ScoredEpoch] = ()) -> BestEpoch:
         """The choice of the best epoch, from the start or from a checkpoint."""
-        metric = self.task.metric_names[0] if self.task.is_graded else None
-        return BestEpoch(snapshot, scored, robust=self.schedule.has_adversary, metric=metric)
+        noun = noun_of_shape(self.train.shape)
+        return BestEpoch(snapshot, scored, robust=self.schedule.has_adversary, task=self.task, noun=noun)
 
     def _update_best(self, stats: EpochStats, scores: ValScores | None, average: ValScores | None) -> EpochStats:
         """Keep the weights or their average if it is the best so far; the epoch's statistics say which epoch is."""

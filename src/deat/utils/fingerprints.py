@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.utils.float32_precision import exact_float32
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 FINGERPRINT_IMAGES = 8
 """The first images, on which a model's logits identify it."""

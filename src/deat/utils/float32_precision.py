@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from deat.utils.torch_utils import device_context
+from deat.utils.torch_contexts import device_context
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class TerminalDisplay:
         from rich.live import Live  # slow to import
         from rich.text import Text
 
-        from deat.utils.terminal import PlainConsole
+        from deat.utils.console import PlainConsole
 
         # What is printed to a standard output that is piped must not come out on the terminal.
         is_same_terminal = sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deat.data.image_label_checks import noun_of_shape
 from deat.evaluation.attacks import compute_gradient
 from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.sanity.flag_advice import Flag, make_flag
 from deat.tasks import CLASSIFICATION, Task
 from deat.tasks.task import rows_of
 from deat.utils.float32_precision import exact_float32
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 SMALL_BATCH_IMAGES = 7
 """About how many images each small batch has when the outputs in small batches are compared with those in one batch."""
@@ -38,9 +39,9 @@ def check_before_attacks(
         The flags raised, or only `not_finite` if the outputs are not finite.
     """
     with exact_float32(x.device), eval_mode(model):
-        own_batch = _query(model, x, y, task)
+        own_batch, noun = _query(model, x, y, task), noun_of_shape(x.shape[1:])
         logits = own_batch.outputs
-        not_finite = _flag_not_finite(logits)
+        not_finite = _flag_not_finite(logits, noun)
         if not_finite:
             return [not_finite]
         random_outputs = [flag for flag in (_flag_training_mode(model), _flag_randomised(model, x, logits)) if flag]
@@ -52,8 +53,8 @@ def check_before_attacks(
             None
             if random_outputs
             else _flag_batch_dependent(model, x, logits, large_batch),  # random ones always differ
-            _flag_at_chance(logits, y, num_classes, task),
-            _flag_zero_gradients(own_batch, large_batch),
+            _flag_at_chance(logits, y, num_classes, task, noun),
+            _flag_zero_gradients(own_batch, large_batch, noun),
             _flag_autograd_inside(model, x),
         )
     return [*random_outputs, *filter(None, other_flags)]
@@ -76,11 +77,11 @@ def _query(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Query:
     return Query(outputs.detach(), has_no_gradient, task.are_probabilities(outputs))
 
 
-def _flag_not_finite(logits: Tensor) -> Flag | None:
+def _flag_not_finite(logits: Tensor, noun: str) -> Flag | None:
     count = int((~rows_of(logits).isfinite()).any(1).sum())
     if not count:
         return None
-    return make_flag("not_finite", f"the outputs for {count} of {len(logits)} images are NaN or infinite")
+    return make_flag("not_finite", f"the outputs for {count} of {len(logits)} {noun} are NaN or infinite")
 
 
 def _flag_training_mode(model: nn.Module) -> Flag | None:
@@ -100,7 +101,10 @@ def _flag_randomised(model: nn.Module, x: Tensor, logits: Tensor) -> Flag | None
     spread = float((runs - runs[0]).abs().max() / _mean_magnitude(runs))
     if spread <= 1e-4:
         return None
-    return make_flag("randomised", f"the outputs of five runs on the same images differ by {spread:.2g} of their size")
+    return make_flag(
+        "randomised",
+        f"the outputs of five runs on the same {noun_of_shape(x.shape[1:])} differ by {spread:.2g} of their size",
+    )
 
 
 def _flag_batch_dependent(model: nn.Module, x: Tensor, logits: Tensor, large_batch: Query | None) -> Flag | None:
@@ -117,8 +121,8 @@ def _flag_batch_dependent(model: nn.Module, x: Tensor, logits: Tensor, large_bat
             largest = float(_output_differences(outputs, logits).max())
             return make_flag(
                 "batch_dependent",
-                f"the outputs for {count} of {len(x)} images differ in batches of {size}, by up to {largest:.2g} of their "
-                "size",
+                f"the outputs for {count} of {len(x)} {noun_of_shape(x.shape[1:])} differ in batches of {size}, "
+                f"by up to {largest:.2g} of their size",
             )
     return None
 
@@ -144,7 +148,7 @@ def max_odd_images(num_images: int) -> float:
     return max(2, 0.05 * num_images)
 
 
-def _flag_at_chance(logits: Tensor, y: Tensor, num_classes: int, task: Task) -> Flag | None:
+def _flag_at_chance(logits: Tensor, y: Tensor, num_classes: int, task: Task, noun: str) -> Flag | None:
     if len(y) < MIN_IMAGES_FOR_CHANCE or num_classes < 2 or not task.class_labels(y):
         return _flag_at_constant_answer(logits, y, task) if not task.class_labels(y) else None
     classes_shown, n = len(set(y.tolist())), len(y)
@@ -154,7 +158,7 @@ def _flag_at_chance(logits: Tensor, y: Tensor, num_classes: int, task: Task) -> 
     if wilson_interval(hits, n)[0] > chance:
         return None
     return make_flag(
-        "at_chance", f"without attack {hits} of {n} images are classified correctly; chance is {chance:.1%}"
+        "at_chance", f"without attack {hits} of {n} {noun} are classified correctly; chance is {chance:.1%}"
     )
 
 
@@ -171,17 +175,17 @@ def _flag_at_constant_answer(outputs: Tensor, y: Tensor, task: Task) -> Flag | N
     )
 
 
-def _flag_zero_gradients(own_batch: Query, large_batch: Query | None) -> Flag | None:
+def _flag_zero_gradients(own_batch: Query, large_batch: Query | None, noun: str) -> Flag | None:
     n, count = len(own_batch.outputs), int(own_batch.has_no_gradient.sum())
     if count > max_odd_images(n):
-        return make_flag("zero_gradients", f"the gradient of the loss is zero or NaN for {count} of {n} images")
+        return make_flag("zero_gradients", f"the gradient of the loss is zero or NaN for {count} of {n} {noun}")
     if large_batch is None:
         return None
     n, count = len(large_batch.outputs), int(large_batch.has_no_gradient.sum())
     if count <= max_odd_images(n):
         return None
     return make_flag(
-        "zero_gradients", f"in batches of {n:,} the gradient of the loss is zero or NaN for {count:,} images"
+        "zero_gradients", f"in batches of {n:,} the gradient of the loss is zero or NaN for {count:,} {noun}"
     )
 
 

@@ -45,7 +45,9 @@ def _flag_one_sided_sample(evaluation: "Evaluation") -> Flag | None:
         or 2 * num_shown > num_classes
     ):
         return None
-    return make_flag("one_sided_sample", f"the first {n:,} images show {num_shown} of {num_classes} classes")
+    return make_flag(
+        "one_sided_sample", f"the first {n:,} {evaluation.inputs_noun} show {num_shown} of {num_classes} classes"
+    )
 
 
 def _flag_one_step_wins(evaluation: "Evaluation") -> Flag | None:
@@ -106,7 +108,8 @@ def _flag_square_wins_last(evaluation: "Evaluation") -> Flag | None:
         fooled = result.num_fooled_by_stage["square"] if list(result.num_fooled_by_stage)[-1:] == ["square"] else 0
         if fooled / n > accuracy_tolerance(n):
             return make_flag(
-                "black_box_wins", f"square fooled {fooled} images that {result.name}'s other parts did not"
+                "black_box_wins",
+                f"square fooled {fooled} {evaluation.inputs_noun} that {result.name}'s other parts did not",
             )
     return None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deat.data.image_label_checks import noun_of_shape
 from deat.evaluation.attacks import (
     Attack,
     as_evaluated,
@@ -22,7 +23,7 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import Linf, ThreatModel
 from deat.utils.float32_precision import exact_float32
 from deat.utils.text import format_eps
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 if TYPE_CHECKING:
     from deat.evaluation.results import Evaluation
@@ -230,8 +231,8 @@ def _flag_if_doubling_helps(subset: AttackedSubset, attack: Attack) -> Flag | No
         return None
     return make_flag(
         "not_converged",
-        f"on {len(subset.y)} images accuracy is {accuracy:.1%} under {attack.name} from two starts, and "
-        f"{doubled_accuracy:.1%} under {2 * steps} steps",
+        f"on {len(subset.y)} {noun_of_shape(subset.x.shape[1:])} accuracy is {accuracy:.1%} under {attack.name} from two "
+        f"starts, and {doubled_accuracy:.1%} under {2 * steps} steps",
     )
 
 
@@ -263,8 +264,8 @@ def _flag_robust_to_anything(subset: AttackedSubset) -> Flag | None:
         return None
     return make_flag(
         "robust_to_anything",
-        f"accuracy is {accuracy:.1%} at a radius of {format_eps(radius)}, where every image can become grey; chance is "
-        f"{chance:.1%}",
+        f"accuracy is {accuracy:.1%} at a radius of {format_eps(radius)}, where all {noun_of_shape(subset.x.shape[1:])} can "
+        f"become equal; chance is {chance:.1%}",
     )
 
 

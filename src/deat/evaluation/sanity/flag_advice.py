@@ -16,17 +16,17 @@ FLAG_ADVICE = {
         "Switch dropout and noise off, or average over them inside the model: single random outputs mislead attacks."
     ),
     "batch_dependent": (
-        "Make the output for an image independent of the batch, for example with running statistics in batch norms. "
+        "Make the output for an example independent of the batch, for example with running statistics in batch norms. "
         "Otherwise the accuracy depends on --block."
     ),
     "remembers": (
         "The model keeps what it was asked, or changes with the number of questions, so that attacks on it and its "
-        "accuracy mean little. Make each answer depend on its image alone."
+        "accuracy mean little. Make each answer depend on its example alone."
     ),
     "at_chance": (
         "The model is no better than a constant answer. If deat trained it, train longer, with another --lr or with a "
-        "smaller --eps. Otherwise check the input range that it expects (deat gives images in [0, 1]), its normalisation "
-        "and the order of classes, or the unit of targets."
+        "smaller --eps. Otherwise check the input range that it expects (deat gives inputs in the threat "
+        "model's box, which is [0, 1] for images), its normalisation and the order of classes, or the unit of targets."
     ),
     "zero_gradients": (
         "Rounding, saturation or scaling removes the gradient. Attack the model without that part, or with a smooth "

@@ -5,13 +5,14 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from deat.data.image_label_checks import noun_of_shape
 from deat.evaluation.attacks import correct_under_attack
 from deat.evaluation.sanity.before_attack import count_different_outputs, max_odd_images
 from deat.evaluation.sanity.extra_attacks import SWEEP_ATTACK, AttackedSubset, mean_accuracy
 from deat.evaluation.sanity.flag_advice import Flag, accuracy_tolerance, make_flag
 from deat.models.logits_wrapper import take_logits
 from deat.utils.float32_precision import exact_float32
-from deat.utils.torch_utils import eval_mode
+from deat.utils.torch_contexts import eval_mode
 
 
 class FreshCopies(nn.Module):
@@ -59,8 +60,8 @@ def check_statefulness(subset: AttackedSubset, copies: FreshCopies) -> Flag | No
         if max(counts) > max_odd_images(len(x)):
             return make_flag(
                 "remembers",
-                f"after the attacks the outputs for {max(counts)} of {len(x)} images differ from those of a copy of the "
-                "model without earlier queries",
+                f"after the attacks the outputs for {max(counts)} of {len(x)} {noun_of_shape(x.shape[1:])} differ from those of "
+                "a copy of the model without earlier queries",
             )
         return _flag_if_attack_works_on_copies(subset, copies) if subset.threat.eps else None
 
@@ -73,6 +74,6 @@ def _flag_if_attack_works_on_copies(subset: AttackedSubset, copies: FreshCopies)
         return None
     return make_flag(
         "remembers",
-        f"on {len(y)} images accuracy is {plain:.1%} under {SWEEP_ATTACK.name}, and {fresh:.1%} if a new copy of the model "
-        "answers each query",
+        f"on {len(y)} {noun_of_shape(x.shape[1:])} accuracy is {plain:.1%} under {SWEEP_ATTACK.name}, and "
+        f"{fresh:.1%} if a new copy of the model answers each query",
     )
