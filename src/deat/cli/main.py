@@ -147,7 +147,9 @@ def _parse(argv: Sequence[str]) -> Any:
     from tyro.extras import subcommand_cli_from_dict
 
     name = argv[0] if argv else None
-    commands = {each: load_command(each) if each == name else _describe_command(each) for each in COMMANDS}
+    # Descriptions of the other commands are shown only where none is given.
+    names = [name] if name in COMMANDS else list(COMMANDS)
+    commands = {each: load_command(each) if each == name else _describe_command(each) for each in names}
     return subcommand_cli_from_dict({**commands}, prog="deat", args=argv, config=(FlagCreatePairsOff,))
 
 
