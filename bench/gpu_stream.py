@@ -36,8 +36,8 @@ from shared import (
 )
 
 from deat.data import LazyImages
-from deat.data.archives import FolderFiles
 from deat.data.folder_layout import infer_layout
+from deat.data.image_archives import FolderFiles
 
 BATCH, SIDE, WARM_UP, DEVICE = 128, 224, 8, "cuda"
 STEPS = {"natural": 0, "m+deat": 2}

@@ -1,7 +1,7 @@
 """TRADES' first gradient in half precision compared with float32, with and without an enlarged delta.
 
 TRADES starts very near the clean image. In half precision deat takes the first gradient at an enlarged delta
-(`DeltaScale` in core/inner_attack_settings.py). Here a network is trained by TRADES-2 in float32 on a part of the
+(`DeltaScale` in core/inner_attack.py). Here a network is trained by TRADES-2 in float32 on a part of the
 training images. Then TRADES' adversary attacks training images that the network has not seen, from the same noise: in
 float32, in bf16, and in bf16 with every gradient taken at delta itself. Compared with float32 are the signs of the first
 gradient, its magnitude l_X, and the divergence (KL, in float32) after one step of eps, the first one of M+TRADES, and
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.batch_buffers import Budget
-from deat.core.inner_attack_settings import FIRST_GRADIENT_SCALE, DeltaScale
+from deat.core.inner_attack import FIRST_GRADIENT_SCALE, DeltaScale
 from deat.data import Augment
 from deat.data.streaming import AnyImageSet
 from deat.tasks.per_example_losses import kl_divergence
@@ -118,7 +118,7 @@ def render(result: Record) -> str:
             f"Machine: {where}. The docstring of `bench/reach.py` describes the measurement. Network: "
             f"{result['network']}, trained by TRADES-2 for {result['epochs']} epochs on {result['trained']:,} images, and "
             f"attacked on {ASKED:,} other images. In half precision the first gradient is taken at "
-            f"{FIRST_GRADIENT_SCALE:g} times the start (`DeltaScale` in `core/inner_attack_settings.py`); in the "
+            f"{FIRST_GRADIENT_SCALE:g} times the start (`DeltaScale` in `core/inner_attack.py`); in the "
             "last row it is taken at the start itself."
         ),
         "",

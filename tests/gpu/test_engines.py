@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import deat
-from deat.core import inner_attack_settings
+from deat.core import inner_attack
 from deat.core.batch_buffers import Budget, Buffers
 from deat.training.engine_choice import CompilePolicy
 from deat.training.epoch_records import EpochTiming
@@ -116,7 +116,7 @@ def test_recorded_trades_looks_as_far_out_as_eager_trades_bit_for_bit(
     eager, graph = (run_of(engine, method, small_net(), epochs=7) for engine in ("eager", "graph"))  # 21 steps
     assert graph[1] == eager[1]
     assert all(torch.equal(one, other) for one, other in zip(eager[0], graph[0], strict=True))
-    monkeypatch.setattr(inner_attack_settings, "FIRST_GRADIENT_SCALE", 1.0)
+    monkeypatch.setattr(inner_attack, "FIRST_GRADIENT_SCALE", 1.0)
     assert run_of("graph", method, small_net(), epochs=7)[1] != graph[1], "it makes no difference"
 
 
@@ -130,7 +130,7 @@ def test_a_recorded_ascent_of_trades_follows_how_far_out_it_is_to_look(engine: s
         r = game.begin_batch(*next(iter(trainer.train.epoch(1))), Budget(2, 2 / 255))
         start, times = r.delta.clone(), game.delta_scale.factor
         assert times is not None
-        assert float(times) == inner_attack_settings.FIRST_GRADIENT_SCALE, "a batch begins"
+        assert float(times) == inner_attack.FIRST_GRADIENT_SCALE, "a batch begins"
         game.ascend(r)
         assert float(times) == 1.0, "delta has moved"
 

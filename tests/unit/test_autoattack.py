@@ -18,13 +18,15 @@ from pyautoattack.square import SquareAttack
 from torch import nn
 
 import deat
-from deat.evaluation import auto_pgd, autoattack
+from deat.evaluation import attacks, auto_pgd, autoattack
 from deat.evaluation.attack_registry import get_attack
 from deat.evaluation.attack_verifier import derive_block_seed
 from deat.evaluation.attacks import AUTOATTACK_PARTS
 from deat.evaluation.autoattack import AutoAttack
 from deat.evaluation.evaluator import evaluate
+from deat.evaluation.fast_adaptive_boundary import FastAdaptiveBoundary
 from deat.evaluation.nearest_hyperplane import step_to_hyperplane
+from deat.evaluation.square_attack import Square
 from helpers.eval_nets import Around, digits, quantised, tiny
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
@@ -344,3 +346,25 @@ def test_an_evaluation_says_which_implementation_it_is_by_and_one_of_another_is_
 def test_autoattack_may_be_written_out(name):
     assert get_attack(name) == AutoAttack()
     assert get_attack(name).name == "aa"
+
+
+@pytest.mark.parametrize("part", [FastAdaptiveBoundary(steps=4), Square(queries=150)], ids=["fab-t", "square"])
+def test_several_queries_of_an_image_in_a_batch_find_what_one_at_a_time_finds(part, monkeypatch):
+    net, threat = tiny().double(), deat.Linf(0.18)
+    net.block_images = 60
+    x, y = digits(12)
+    x, sizes = x.double(), []
+    net.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+
+    def find(full_batch):
+        sizes.clear()
+        monkeypatch.setattr(attacks, "FULL_BATCH", full_batch)
+        return part(net, x, y, threat, torch.Generator().manual_seed(1)), list(sizes)
+
+    found, batches = find(128)
+    one_at_a_time, small_batches = find(1)
+    torch.testing.assert_close(found, one_at_a_time, rtol=0, atol=1e-9)
+    fooled = net(found).argmax(1) != y
+    assert 0 < fooled.sum() < len(y)
+    assert len(batches) < 0.7 * len(small_batches)
+    assert max(small_batches) == len(x) < max(batches) <= 60, "a batch never has more images than a block"

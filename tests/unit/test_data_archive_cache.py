@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deat.data import DataSplits, LazyImages, archives, image_folder
+from deat.data import DataSplits, LazyImages, image_archives, image_folder
 from helpers.children import Children
 from helpers.data_sets import load, png, tree, write_tar
 from helpers.locks import remove_locks
@@ -21,8 +21,10 @@ def packed(tmp_path: Path) -> Path:
 def unpackings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of archives as they are unpacked."""
     seen: list[str] = []
-    real = archives.pack_tar_images
-    monkeypatch.setattr(archives, "pack_tar_images", lambda path, out: (seen.append(path.name), real(path, out))[1])
+    real = image_archives.pack_tar_images
+    monkeypatch.setattr(
+        image_archives, "pack_tar_images", lambda path, out: (seen.append(path.name), real(path, out))[1]
+    )
     return seen
 
 
@@ -84,10 +86,10 @@ def test_a_lock_file_of_a_dead_process_can_be_locked_and_is_removed(packed, tmp_
 
 SLOW = """import sys, time
 import deat
-from deat.data import archives, image_folder
+from deat.data import image_archives, image_folder
 
 path, seconds = sys.argv[1], float(sys.argv[2])
-pack, decode = archives.pack_tar_images, image_folder.decode_splits
+pack, decode = image_archives.pack_tar_images, image_folder.decode_splits
 
 def counted_pack(path, out):
     with open("unpacked", "a") as file:
@@ -98,7 +100,7 @@ def slow_decode(*arguments):
     time.sleep(seconds)
     return decode(*arguments)
 
-archives.pack_tar_images, image_folder.decode_splits = counted_pack, slow_decode
+image_archives.pack_tar_images, image_folder.decode_splits = counted_pack, slow_decode
 assert len(deat.load_data(f"folder:{path}", root="root").train) == 6
 """
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from deat.data import ImageSet, LazyImages, duplicates, image_folder
-from deat.data.archives import FolderFiles
 from deat.data.duplicates import find_equal_files, find_equal_images
+from deat.data.image_archives import FolderFiles
 from helpers.data_sets import WRITERS, load, png, random_set, tree, write_folder
 
 

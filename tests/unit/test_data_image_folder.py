@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deat.data import ImageSet, LazyImages, archives, as_source, image_folder
+from deat.data import ImageSet, LazyImages, as_source, image_archives, image_folder
 from deat.data.folder_layout import infer_layout
 from deat.data.image_decoding import open_image, to_tensor
 from deat.errors import DataError
@@ -132,7 +132,7 @@ def test_the_second_start_decodes_nothing(kind, tmp_path, decodes):
 def test_the_second_start_of_a_streamed_archive_does_not_unpack_it_again(tmp_path, monkeypatch):
     path = write_tar(tmp_path / "set.tar.xz", tree() | MIXED, "w:xz")
     first = load(path, tmp_path / "root").train
-    monkeypatch.setattr(archives, "pack_tar_images", lambda *_: pytest.fail("unpacked"))
+    monkeypatch.setattr(image_archives, "pack_tar_images", lambda *_: pytest.fail("unpacked"))
     assert torch.equal(load(path, tmp_path / "root").train.decode(2), first.decode(2))
 
 

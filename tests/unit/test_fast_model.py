@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from deat.errors import UsageError
 from deat.evaluation import fast_model
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.fast_model import COMPILE_MIN_PASSES, GraphedNetwork, choose_attack_engine, padded_size
+from deat.evaluation.fast_model import (
+    COMPILE_MIN_PASSES,
+    GraphedNetwork,
+    LowPrecisionModel,
+    choose_attack_engine,
+    padded_size,
+)
+from deat.models import add_normalization
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.recorded import count_recordings
 
@@ -201,3 +208,17 @@ def test_the_auto_engine_uses_graphs_on_a_gpu_and_compiles_for_long_evaluations(
     wanted: str, device: str, passes: int, chosen: str
 ) -> None:
     assert choose_attack_engine(wanted, torch.device(device), passes) == chosen
+
+
+def test_layers_replaced_for_speed_on_a_cpu_have_the_original_s_logits_and_gradients() -> None:
+    torch.manual_seed(0)
+    pooled = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
+    net = add_normalization(nn.Sequential(*pooled), [0.4, 0.5, 0.6], [0.2, 0.3, 0.1]).eval()
+    x, calls = torch.rand(6, 3, 9, 9).contiguous(memory_format=torch.channels_last), []
+    copied = LowPrecisionModel(net, "fp32", compiled=False)
+    assert torch.allclose(copied(x), net(x), rtol=1e-6)
+    assert torch.allclose(input_gradient(copied, x), input_gradient(net, x), rtol=1e-5)
+
+    pooled[3].register_forward_hook(lambda *_: calls.append(1))
+    LowPrecisionModel(net, "fp32", compiled=False)(x)
+    assert calls == [1], "a layer with a hook of the user's stays"

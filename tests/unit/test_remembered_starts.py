@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.core import remembered_starts
-from deat.core.inner_attack_settings import InnerAttack
+from deat.core.inner_attack import InnerAttack
 from deat.core.remembered_starts import RememberStarts, StartMemory
 from deat.data import as_source
 from deat.data.batch_source import find_batch_indices

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.batch_buffers import Budget, Buffers
-from deat.core.inner_attack_settings import FIRST_GRADIENT_SCALE, InnerAttack
+from deat.core.inner_attack import FIRST_GRADIENT_SCALE, InnerAttack
 from helpers.games import game_of
 from helpers.nets import conv_net, images
 

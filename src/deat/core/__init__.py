@@ -9,7 +9,7 @@ from deat.core.epoch_sums import EpochRecord, Meter
 from deat.core.example_stopping import StopRule, StopWhenConverged, StopWhenFooled
 from deat.core.game import Game
 from deat.core.gradient_penalty import GradientAlignment, GradientPenalty
-from deat.core.inner_attack_settings import InnerAttack
+from deat.core.inner_attack import InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.move_order import Craft, PenaliseGradient, PerturbWeights, Play, Relay, Replay

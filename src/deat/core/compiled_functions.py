@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from deat.core.batch_buffers import Buffers
 from deat.core.first_layer import FirstLayer, FirstLayerForward, OffsetObjective
-from deat.core.inner_attack_settings import InnerAttack, InnerLoss
+from deat.core.inner_attack import InnerAttack, InnerLoss
 from deat.core.training_losses import LossOutput, ObjectiveFunction, PenalisedOutput, Penalty
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor, compile_function

@@ -19,7 +19,7 @@ from deat.core.compiled_functions import NetworkFunctions, unwrap_ddp
 from deat.core.epoch_sums import Meter
 from deat.core.first_layer import FirstLayer, find_first_layer
 from deat.core.gradient_penalty import AddedPenalty
-from deat.core.inner_attack_settings import DeltaScale, InnerAttack
+from deat.core.inner_attack import DeltaScale, InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.remembered_starts import StartMemory

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deat.data.archives import CappedStream, wrap_archive_errors
 from deat.data.download import download_file, verify_file
+from deat.data.image_archives import CappedStream, wrap_archive_errors
 from deat.data.image_set import ImageSet
 from deat.data.safe_pickle import load_plain_pickle, to_uint8_array
 from deat.errors import DataError

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from deat.data import digits
-from deat.data.archives import ALL_ARCHIVE_SUFFIXES
 from deat.data.augment import Augment
 from deat.data.channel_stats import ChannelStats, measure_channel_stats
 from deat.data.csv_tables import TableEncoding, read_table
 from deat.data.hugging_face import is_hugging_face, is_hugging_face_dict, read_hugging_face
+from deat.data.image_archives import ALL_ARCHIVE_SUFFIXES
 from deat.data.image_label_checks import UNIT_BOX, Box
 from deat.data.image_set import ImageSet
 from deat.data.streaming import AnyImageSet

@@ -5,8 +5,8 @@ from hashlib import blake2b
 
 from torch import Tensor
 
-from deat.data.archives import FileCollection
 from deat.data.folder_layout import FilesAndLabels
+from deat.data.image_archives import FileCollection
 from deat.data.image_set import ImageSet
 
 MAX_COMPARED_FILES = 2000

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deat.data.archives import is_hidden
+from deat.data.image_archives import is_hidden
 from deat.data.image_decoding import IMAGE_SUFFIXES
 from deat.errors import DataError
 from deat.utils.seeding import derive_seed

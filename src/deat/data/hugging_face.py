@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from deat.data.archives import check_file_size
+from deat.data.image_archives import check_file_size
 from deat.data.image_folder import load_or_stream
 from deat.data.streaming import AnyImageSet
 from deat.errors import DataError, UsageError

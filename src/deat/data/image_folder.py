@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deat.data import archives, decoded_cache
-from deat.data.archives import FileCollection, FolderFiles, PackedFiles, ZipFiles
+from deat.data import decoded_cache, image_archives
 from deat.data.duplicates import check_duplicates
 from deat.data.folder_layout import FilesAndLabels, check_empty_class_folders, infer_layout
+from deat.data.image_archives import FileCollection, FolderFiles, PackedFiles, ZipFiles
 from deat.data.image_decoding import centre_crop, open_image, read_image_size, to_tensor
 from deat.data.image_set import ImageSet
 from deat.data.streaming import DEFAULT_SIDE_PIXELS, AnyImageSet, LazyImages
@@ -67,7 +67,7 @@ def read_image_folder(path: Path, cache_dir: Path | None, size: int | None = Non
     if not path.exists():
         folder = "" if path.is_absolute() else f" in {str(Path.cwd())!r}"
         raise DataError(
-            f"there is no {str(path)!r}{folder}; folder:PATH takes a directory, {', '.join(archives.ARCHIVE_SUFFIXES)}."
+            f"there is no {str(path)!r}{folder}; folder:PATH takes a directory, {', '.join(image_archives.ARCHIVE_SUFFIXES)}."
         )
     folder_files, folders = _list_folder(path) if path.is_dir() else (None, ())
     empty_folder_messages = check_empty_class_folders(folder_files.names, folders) if folder_files else []
@@ -140,7 +140,7 @@ def _lock_archive(path: Path, cache_dir: Path | None, key: str) -> Iterator[bool
     """Lock the unpacked copy of a compressed archive; yield whether no other process can be reading it."""
     with ExitStack() as stack:
         is_locked = False
-        if cache_dir is not None and archives.is_compressed_tar(path):
+        if cache_dir is not None and image_archives.is_compressed_tar(path):
             with suppress(OSError):  # a disk that is read-only, or has no locks
                 stack.enter_context(file_lock(cache_dir / f".{key}.lock", delete=True))
                 is_locked = True
@@ -164,7 +164,7 @@ def _list_folder(root: Path) -> tuple[FolderFiles, tuple[str, ...]]:
         is_too_deep = len(relative.parts) >= _MAX_DEPTH
         subfolders[:] = [] if is_too_deep else [name for name in subfolders if not _is_circular_link(folder, name)]
         folders += [(relative / name).as_posix() for name in subfolders]
-        names += [name for file in files if archives.normalize_image_name(name := (relative / file).as_posix())]
+        names += [name for file in files if image_archives.normalize_image_name(name := (relative / file).as_posix())]
     return FolderFiles(root, tuple(sorted(names))), tuple(sorted(folders))
 
 
@@ -191,15 +191,15 @@ def _file_stamp(path: Path, name: str) -> str:
 
 
 def _open_archive(path: Path, cache_dir: Path | None, key: str) -> PackedFiles | ZipFiles:
-    if not path.name.lower().endswith(archives.ALL_ARCHIVE_SUFFIXES):
+    if not path.name.lower().endswith(image_archives.ALL_ARCHIVE_SUFFIXES):
         raise DataError(
-            f"{path.name!r} is neither a directory nor an archive of {', '.join(archives.ARCHIVE_SUFFIXES)}."
+            f"{path.name!r} is neither a directory nor an archive of {', '.join(image_archives.ARCHIVE_SUFFIXES)}."
         )
-    if not archives.is_compressed_tar(path):
-        return archives.list_archive(path)
+    if not image_archives.is_compressed_tar(path):
+        return image_archives.list_archive(path)
     if cache_dir is None:
         buffer = io.BytesIO()
-        index = archives.pack_tar_images(path, buffer)
+        index = image_archives.pack_tar_images(path, buffer)
         return PackedFiles(buffer.getvalue(), *index)
     return _unpack_to_cache(path, cache_dir, f"{key}-pack")
 
@@ -209,7 +209,7 @@ def _unpack_to_cache(path: Path, cache_dir: Path, key: str) -> PackedFiles:
     try:
         if decoded_cache.find_entry(cache_dir, key) is None:
             with decoded_cache.create_entry(cache_dir, key) as entry, (entry / "pack.bin").open("wb") as out:
-                (entry / "index.json").write_text(json.dumps(archives.pack_tar_images(path, out)))
+                (entry / "index.json").write_text(json.dumps(image_archives.pack_tar_images(path, out)))
         names, offsets, sizes, folders = map(tuple, json.loads((cache_dir / key / "index.json").read_text()))
     except OSError as error:
         raise DataError(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from deat.data.archives import FileCollection
 from deat.data.batch_order import BatchPosition, EpochBatchSampler
 from deat.data.dataloader_source import EpochLoader
+from deat.data.image_archives import FileCollection
 from deat.data.image_decoding import centre_crop, open_image, random_resized_crop, to_tensor
 from deat.data.image_label_checks import check_dataset_size
 from deat.data.image_set import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from deat.data.archives import PackedFiles, check_file_size, normalize_image_name, wrap_archive_errors
+from deat.data.image_archives import PackedFiles, check_file_size, normalize_image_name, wrap_archive_errors
 from deat.data.image_folder import load_or_stream
 from deat.data.streaming import AnyImageSet
 from deat.errors import DataError

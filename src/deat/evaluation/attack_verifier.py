@@ -294,6 +294,8 @@ class AttackVerifier:
         started = perf_counter()
         with exact_float32(x.device), eval_mode(self.model):
             clean = self._evaluate_clean(x, y)
+            for model in filter(None, (self.model, self.fast_model)):
+                model.block_images = len(x)
             passes_before = self.count_passes()
             answers, attacked, is_one_left = clean.answers, ~clean.answers.beaten, torch.ones_like(clean.answers.right)
             if survivors is not None:

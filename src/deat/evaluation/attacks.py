@@ -22,6 +22,8 @@ from deat.utils.user_code import accepts_argument
 
 DROP_FOOLED_STEPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
 """The steps after which misclassified images leave the batch; in between they only stop moving."""
+FULL_BATCH = 128
+"""With fewer images left, some attacks put several queries about each image into a batch, so that each costs less."""
 RESERVED_NAME = re.compile(r"(natural|fgsm|(pgd|cw|segpgd)-([1-9]\d{0,5}))(?:x([1-9]\d{0,5}))?(-last)?")
 """Names that say what an attack does: its family, steps, restarts, and whether the last iterate is scored."""
 AUTOATTACK_NAMES = ("aa", "autoattack", "auto-attack", "auto_attack")
@@ -377,6 +379,20 @@ def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor, 
     if not len(index):
         return fooled
     return fooled.index_put((index,), is_beaten(model, images[index].detach(), y[index], task))
+
+
+def count_queries_at_once(model: nn.Module, num_left: int, num_given: int) -> int:
+    """Return how many queries about each image an attack may put into one batch.
+
+    Args:
+        model: What is queried. One with `block_images` has been given so many images before, so that a batch may have as many.
+        num_left: Images that are still attacked.
+        num_given: Images that the attack was called with.
+
+    Returns:
+        At least 1. A batch never has more images than a block, whose size the user chooses by the memory.
+    """
+    return max(1, min(FULL_BATCH, max(num_given, getattr(model, "block_images", 0))) // max(num_left, 1))
 
 
 def as_evaluated(attack: AnyAttack) -> AnyAttack:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from deat.data import BatchSource, DataLike, DataSplits, as_source
 from deat.data.datasets import adapt_data
+from deat.engine.cpu_memory import reused_memory
 from deat.errors import DataError, UsageError, unknown_name_error
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
 from deat.evaluation.attack_verifier import AttackLike, AttackVerifier, get_stages
@@ -217,7 +218,8 @@ def evaluate(
     runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(threat).items()]
     show_flag = _once(on_flag)
     showing = nullcontext(progress) if callable(progress) else showing_progress(progress and distributed.is_main)
-    with showing as on_progress, use_threads(threads or choose_attack_threads(model)):
+    memory = reused_memory() if device.type == "cpu" else nullcontext()
+    with showing as on_progress, use_threads(threads or choose_attack_threads(model)), memory:
         evaluations, logs = zip(*(run.run(source, on_progress, show_flag) for run in runs), strict=True)
     evaluation = combine_balls(evaluations, Union(*threat.balls), chosen) if len(evaluations) > 1 else evaluations[0]
     if save is not None and distributed.is_main:

@@ -1,7 +1,8 @@
 """FAB-T (Croce and Hein 2020): looks for the nearest example that is misclassified, as AutoAttack's standard version runs it.
 
 Every step goes to the hyperplane on which a linear model has equal logits for the label and the target, towards the
-image itself. An image leaves the batch as soon as such an example is within the radius.
+image itself. An image leaves the batch as soon as such an example is within the radius. Small batches have several targets
+of each image.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation.attacks import compute_gradient, confirm_fooled, exact_outputs
+from deat.evaluation.attacks import compute_gradient, confirm_fooled, count_queries_at_once, exact_outputs
 from deat.evaluation.nearest_hyperplane import step_to_hyperplane
 from deat.tasks import CLASSIFICATION
 from deat.tasks.classification import as_class_logits
@@ -54,14 +55,24 @@ class FastAdaptiveBoundary:
         """
         result, rows = x.clone(), torch.arange(len(x), device=x.device)
         ranked = as_class_logits(exact_outputs(model, x)).argsort(1)
-        for run in range(min(self.targets, ranked.shape[1] - 1)):
-            walk = _Walk(model, x[rows], y[rows], ranked[rows, -2 - run], threat, result[rows])
+        targets = ranked[:, :-1].flip(1)[:, : self.targets]
+        while targets.shape[1] and len(rows):
+            count = min(count_queries_at_once(model, len(rows), len(x)), targets.shape[1])
+            each = rows.repeat(count)
+            walk = _Walk(model, x[each], y[each], targets[rows, :count].T.flatten(), threat, result[each])
             walk.run(self.steps)
-            result[rows] = walk.result
-            rows = rows[~walk.is_fooled]
-            if len(rows) == 0:
-                break
+            found, is_fooled = (v.view(count, len(rows), *v.shape[1:]) for v in (walk.result, walk.is_fooled))
+            result[rows] = _choose_run(result[rows], found, is_fooled)
+            rows, targets = rows[~is_fooled.any(0)], targets[:, count:]
         return result
+
+
+def _choose_run(before: Tensor, found: Tensor, is_fooled: Tensor) -> Tensor:
+    """For each image the example of the first run (R, B, ...) that fooled it, or else of the last one that found another."""
+    is_new = (found != before).flatten(2).any(2)
+    last_new = len(found) - 1 - is_new.flip(0).int().argmax(0)
+    run = torch.where(is_fooled.any(0), is_fooled.int().argmax(0), last_new)
+    return found[run, torch.arange(len(before), device=run.device)]
 
 
 class _Walk:
@@ -76,18 +87,20 @@ class _Walk:
 
     def run(self, steps: int) -> None:
         """Walk until every image is done or the steps are used up."""
-        x_adv = self.x
+        x_adv, expects_to_keep = self.x, True
         gap, normal, _ = self._linearise(x_adv, self.y, self.target)
         for step in range(steps):
             x_adv = self._step(x_adv, gap, normal)
             is_last = step == steps - 1
-            logits, inputs = self._classify(x_adv, with_graph=not is_last)
+            with_graph = expects_to_keep and not is_last
+            logits, inputs = self._classify(x_adv, with_graph)
             fools = ~CLASSIFICATION.is_right(logits.detach(), self.y)
             left = self._note(x_adv, fools)
             if is_last or not left.any():
                 return
             moved = torch.where(broadcast_mask(fools, x_adv), self.x + (x_adv - self.x) * BACKWARD_STEP, x_adv)
-            keeps_pass = bool((fools & left).sum() < MOVED_SHARE * len(fools))
+            expects_to_keep = bool((fools & left).sum() < MOVED_SHARE * len(fools))
+            keeps_pass = with_graph and expects_to_keep
             if keeps_pass:
                 gap, normal = self._differentiate(logits, inputs, self.y, self.target)
             x_adv, fools = moved[left], fools[left]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from deat.engine.cuda_graphs import capture_graph, forbid_synchronisation, warm_up_stream
 from deat.engine.engine import ENGINES
@@ -21,6 +22,7 @@ from deat.engine.kernels.graph_pass import fused_backend
 from deat.engine.precision import has_native_cpu_bf16
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attacks import compute_gradient
+from deat.models.normalize import Normalize
 from deat.utils.float32_precision import full_precision
 from deat.utils.torch_contexts import choose_threads
 
@@ -113,11 +115,12 @@ class PassCounter(nn.Module):
     Attributes:
         forwards: Images passed forward so far.
         backwards: Images passed backward so far.
+        block_images: Images in the block that is attacked, as many as a batch may have.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.forwards = self.backwards = 0
+        self.forwards = self.backwards = self.block_images = 0
 
     def _count(self, logits: Tensor) -> Tensor:
         """Count the forward pass that made these logits now, and its backward pass when it is made."""
@@ -230,6 +233,8 @@ class LowPrecisionModel(nn.Module):
         self.net = copy.deepcopy(net).requires_grad_(False).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         self.precision, self.compiled = precision, compiled
         self._cast_weights()
+        if all(parameter.device.type == "cpu" for parameter in self.net.parameters()):
+            _use_channels_last_layers(self.net)
 
     def _cast_weights(self) -> None:
         """Cast the weights that autocast would otherwise cast in every call."""
@@ -246,6 +251,48 @@ class LowPrecisionModel(nn.Module):
     def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:
         dtype = AUTOCAST_DTYPES.get(self.precision)
         return torch.autocast(x.device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()
+
+
+class _ChannelsLastNormalize(nn.Module):
+    """The normalisation of images, by one number for each pixel: broadcasting three in channels-last order is slow on a CPU."""
+
+    def __init__(self, layer: Normalize) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the layer returns, bit for bit."""
+        if x.dim() != 4:
+            normalized: Tensor = self.layer(x)
+            return normalized
+        mean, std = (
+            values.expand(1, *x.shape[1:]).contiguous(memory_format=torch.channels_last)
+            for values in (self.layer.mean, self.layer.std)
+        )
+        normalized = (x - mean) / std
+        return normalized
+
+
+class _ChannelsLastPool(nn.Module):
+    """Average pooling to one pixel, whose gradient is in channels-last order: other layers are slow with another order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the average of each channel, (B, C, 1, 1)."""
+        if x.dim() != 4:
+            return F.adaptive_avg_pool2d(x, 1)
+        return x.permute(0, 2, 3, 1).mean((1, 2))[:, :, None, None]
+
+
+def _use_channels_last_layers(net: nn.Module) -> None:
+    """Replace layers that are slow in channels-last order on a CPU, in place."""
+    for parent in list(net.modules()):
+        for name, layer in list(parent.named_children()):
+            if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+                continue
+            if type(layer) is Normalize:
+                setattr(parent, name, _ChannelsLastNormalize(layer))
+            elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1)):
+                setattr(parent, name, _ChannelsLastPool())
 
 
 def _apply_engine(model: LowPrecisionModel, engine: str) -> NetworkFn:

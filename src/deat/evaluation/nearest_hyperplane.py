@@ -35,7 +35,7 @@ def _step(points: Tensor, normal: Tensor, offset: Tensor, norm: str) -> Tensor:
     gap = offset - _dot(normal, points)
     sign = normal.sign().mul_(gap.sign()[:, None])
     slope = normal.abs()
-    room = torch.where(sign > 0, 1 - points, points)
+    room = sign.clamp(min=0).addcmul_(sign, points, value=-1)  # 1 - point or point; of a flat pixel it does not matter
     size = _fill_steepest(slope, room, gap.abs()) if norm == "l1" else _stretch(slope, room, gap.abs(), norm)
     return size.mul_(sign)
 

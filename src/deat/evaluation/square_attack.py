@@ -1,7 +1,8 @@
 """Square (Andriushchenko et al. 2020): a random search by squares that asks for logits alone, with AutoAttack's settings.
 
 Each query changes one square of every image and keeps the change where the margin falls. An image leaves the batch when
-the exact model is wrong about it.
+the exact model is wrong about it. In Linf the squares do not depend on the answers, so that small batches are filled with
+the next squares of each image; the answers after a change that is kept are asked for again.
 """
 
 import math
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation.attacks import confirm_fooled
+from deat.evaluation.attacks import confirm_fooled, count_queries_at_once
 from deat.evaluation.fast_model import FastModel
 from deat.tasks.classification import as_class_logits
 from deat.threat import ThreatModel
@@ -20,6 +21,10 @@ FIRST_SHARE = 0.8
 """The share of the pixels that the first squares cover."""
 SHARE_HALVES_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """The queries after which squares become half as large."""
+MAX_WASTED_SHARE = 0.05
+"""About what share of the queries ahead may be asked again, because an earlier one changed the image."""
+DRAWN_AT_ONCE = 64
+"""How many squares are drawn before the first of them is needed."""
 GRID = 5
 """How many patterns the first example of L2 and L1 has along each side."""
 
@@ -58,8 +63,8 @@ def _window_share(query: int) -> float:
     return FIRST_SHARE * 0.5 ** sum(query > limit for limit in SHARE_HALVES_AFTER)
 
 
-class _BlockSearch:
-    """The search in Linf: a square of one colour of size eps."""
+class _Search:
+    """A search that asks about one change of every image at a time."""
 
     min_side, is_odd = 1, False
 
@@ -77,27 +82,38 @@ class _BlockSearch:
         margin = self._ask(self.best)
         self.margin = margin
         is_left = self._is_left(margin <= 0)
+        self._search(is_left, queries)
+        self.result[self.rows] = self.best
+        return self.result
+
+    def _search(self, is_left: Tensor, queries: int) -> None:
+        """Change the images that are left until none is, or the queries are used up."""
         for query in range(queries):
             if not is_left.any():
                 break
             if not is_left.all():
                 self._select(is_left)
             is_left = self._is_left(self._improve(self._side(query)))
-        self.result[self.rows] = self.best
-        return self.result
+
+    def _first_examples(self) -> Tensor:
+        """Where the search starts."""
+        raise NotImplementedError
+
+    def _improve(self, side: int) -> Tensor:
+        """Try one change of every image; return which images the queried model misclassifies now."""
+        raise NotImplementedError
 
     def _side(self, query: int) -> int:
         height, width = self.x.shape[2:]
         side = max(round(math.sqrt(_window_share(query) * height * width)), self.min_side)
         return min(side + (self.is_odd and side % 2 == 0), height, width)
 
-    def _ask(self, x_adv: Tensor) -> Tensor:
-        """The logit of the label minus the largest other one."""
+    def _ask(self, x_adv: Tensor, num_each: int = 1) -> Tensor:
+        """The logit of the label minus the largest other one, for several examples of each image after each other."""
         logits = as_class_logits(self.model(x_adv)).clone()
-        rows = torch.arange(len(logits), device=logits.device)
-        own = logits[rows, self.y].clone()
-        logits[rows, self.y] = -math.inf
-        return own - logits.amax(1)
+        y = self.y.repeat_interleave(num_each)[:, None]
+        own = logits.gather(1, y).squeeze(1)
+        return own - logits.scatter_(1, y, -math.inf).amax(1)
 
     def _is_left(self, claimed: Tensor) -> Tensor:
         """Which images are still to be fooled, by the exact model."""
@@ -123,26 +139,75 @@ class _BlockSearch:
         top, left = (int(float((size - side) * self._rand(1))) for size in self.x.shape[2:])
         return slice(top, top + side), slice(left, left + side)
 
+
+class _BlockSearch(_Search):
+    """The search in Linf: a square of one colour of size eps."""
+
+    def _search(self, is_left: Tensor, queries: int) -> None:
+        """Change the images that are left; small batches are filled with the next squares of each image."""
+        self.next_query = torch.zeros_like(self.y)
+        self.places, self.signs = self.y.new_zeros(0, 3), self.x.new_zeros(0, self.x.shape[1])
+        self.kept_share = 1.0
+        while is_left.any():
+            if not is_left.all():
+                self.next_query = self.next_query[is_left]
+                self._select(is_left)
+            most = count_queries_at_once(self.model, len(self.y), len(self.result))
+            num_each = max(1, min(most, int(2 * MAX_WASTED_SHARE / self.kept_share)))
+            is_left = self._is_left(self._improve_ahead(num_each, queries)) & (self.next_query < queries)
+
     def _first_examples(self) -> Tensor:
         """Stripes of size eps."""
         count, channels, _, width = self.x.shape
         return (self.x + self.threat.eps * self._signs(count, channels, 1, width)).clamp(0, 1)
 
-    def _improve(self, side: int) -> Tensor:
-        """Try one square; return which images the queried model misclassifies now."""
-        window, eps = (slice(None), slice(None), *self._place(side)), self.threat.eps
-        x, before = self.x[window], self.best[window].clone()
-        after = before + 2 * eps * self._signs(self.x.shape[1], 1, 1)
-        after = torch.minimum(torch.maximum(after, x - eps), x + eps).clamp_(0, 1)
-        self.best[window] = after
-        margin = self._ask(self.best)
-        is_better = (margin < self.margin) | (margin <= 0)
-        self.best[window] = torch.where(broadcast_mask(is_better, after), after, before)
-        self.margin = torch.where(is_better, margin, self.margin)
-        return is_better & (margin <= 0)
+    def _improve_ahead(self, num_each: int, queries: int) -> Tensor:
+        """Try the next squares of each image and keep the first that helps; return which images are misclassified now."""
+        count, device = len(self.y), self.y.device
+        query = self.next_query[:, None] + torch.arange(num_each, device=device)
+        self._draw_squares(min(int(query.max()) + 1, queries))
+        shape = count * num_each, *self.x.shape[1:]
+        examples = torch.empty(shape, dtype=self.x.dtype, device=device, memory_format=self.order)
+        examples.view(count, num_each, *self.x.shape[1:]).copy_(self.best[:, None])
+        self._change_squares(examples, num_each, query.clamp(max=queries - 1).flatten())
+        margin = self._ask(examples, num_each).view(count, num_each)
+        helps = ((margin < self.margin[:, None]) | (margin <= 0)) & (query < queries)
+        is_kept, first = helps.any(1), helps.int().argmax(1)
+        rows = is_kept.nonzero().squeeze(1)
+        self.best[rows] = examples[rows * num_each + first[rows]]
+        self.margin[rows] = margin[rows, first[rows]]
+        self.next_query = self.next_query + torch.where(is_kept, first + 1, num_each)
+        self.kept_share = 0.9 * self.kept_share + 0.1 * len(rows) / (count * num_each)
+        claimed: Tensor = is_kept & (self.margin <= 0)
+        return claimed
+
+    def _draw_squares(self, count: int) -> None:
+        """Draw the squares of the first queries: their top rows, left columns and sides, and the signs of their channels."""
+        places, signs = [], []
+        for query in range(len(self.places), len(self.places) + DRAWN_AT_ONCE * (count > len(self.places))):
+            side = self._side(query)
+            rows, columns = self._place(side)
+            places.append((rows.start, columns.start, side))
+            signs.append(self._signs(1, self.x.shape[1]))
+        if places:
+            self.places = torch.cat((self.places, self.places.new_tensor(places)))
+            self.signs = torch.cat((self.signs, *signs))
+
+    def _change_squares(self, examples: Tensor, num_each: int, query: Tensor) -> None:
+        """Change the square of a query in each example, in place."""
+        top, left, side = (values[:, None] for values in self.places[query].T)
+        offset = torch.arange(int(side.max()), device=side.device).minimum(
+            side - 1
+        )  # of smaller squares the last row twice
+        rows, columns = (top + offset)[:, :, None], (left + offset)[:, None, :]
+        example = torch.arange(len(examples), device=side.device)[:, None, None]
+        before, x = examples[example, :, rows, columns], self.x[example // num_each, :, rows, columns]
+        eps = self.threat.eps
+        after = before + 2 * eps * self.signs[query][:, None, None, :]
+        examples[example, :, rows, columns] = torch.minimum(torch.maximum(after, x - eps), x + eps).clamp_(0, 1)
 
 
-class _MassSearch(_BlockSearch):
+class _MassSearch(_Search):
     """The search in L2 and L1: the size of the change moves from one square to another."""
 
     min_side, is_odd = 3, True

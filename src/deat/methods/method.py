@@ -8,7 +8,7 @@ from torch import Tensor
 from deat.attack_schedules import Schedule
 from deat.core.batch_buffers import Budget
 from deat.core.game import Game
-from deat.core.inner_attack_settings import InnerAttack
+from deat.core.inner_attack import InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.core.measurements import Measurement
 from deat.core.move_order import Play

@@ -6,7 +6,7 @@ A rule set is data. Methods are built from it, and nothing else depends on it.
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from deat.core.inner_attack_settings import InnerAttack
+from deat.core.inner_attack import InnerAttack
 from deat.core.magnitude_probe import MagnitudeProbe
 from deat.errors import unknown_name_error
 

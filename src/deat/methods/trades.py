@@ -6,7 +6,7 @@ Citation: Zhang et al., "Theoretically principled trade-off between robustness a
 Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1). Cost: 11 backprops a batch (24 passes,
 forward or backward, and one forward pass for the clean logits). M+TRADES: k at most 10; F+TRADES: tau 3. In half
 precision, where rounding would hide so small a start, the first gradient is taken at 16 times its distance
-(`core/inner_attack_settings.py`).
+(`core/inner_attack.py`).
 """
 
 from deat.attack_schedules import Fixed

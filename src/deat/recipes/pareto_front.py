@@ -4,8 +4,8 @@ The budgets are 16 and 32 backprops for each image. A method trains for as many 
 k is not known in advance, this is estimated by the mean of its fewest and its most backprops. The other settings are
 those of the FAST setup: one triangle 0 -> 0.1 -> 0, batches of 128, weight decay 5e-4, all 50,000 images, bf16. Weights
 are averaged with a decay of 0.995, and both the averaged and the last weights are evaluated, so that no image chooses
-between them. DEAT-3 has two rows more, with a label smoothing of 0.1. AutoAttack runs on the averaged weights and 300
-images. The rule set is `default`, with each method's own step sizes.
+between them. DEAT-3 and FGSM-PGI have two rows more, with a label smoothing of 0.1. AutoAttack runs on the averaged
+weights and 300 images. The rule set is `default`, with each method's own step sizes.
 
 `long-front` has 240 backprops for each image on PreAct-ResNet 18, a little less than M+DEAT needs in the standard setup
 (246, by the paper's times), a decay of 0.9995 and a label smoothing of 0.4, as published long trainings with one step
@@ -24,6 +24,8 @@ from deat.training.training_cost import backprop_bounds
 BUDGETS = (16, 32)
 """Backprops for each image."""
 LONG_BUDGET = 240
+SMOOTHED_METHODS = ("deat-3", "fgsm-pgi")
+"""Methods with a second row, with a label smoothing of 0.1."""
 THREAT = Linf(8 / 255)
 
 
@@ -44,6 +46,8 @@ THREAT = Linf(8 / 255)
         "free-8",
         "awp+deat-3",
         "g+deat-3",
+        "awp+fgsm-pgi",
+        "g+fgsm-pgi",
     ),
     seeds=(0, 1, 2),
 )
@@ -56,7 +60,7 @@ def front(method: str, model: str) -> list[RecipeRow]:
     for budget in BUDGETS:
         settings = {**FAST_CONFIG, "epochs": count_epochs(resolved, budget), "ema": 0.995}
         rows.append(RecipeRow(f"{resolved.name} at {budget}", request, settings, plan))
-        if resolved.name == "deat-3":
+        if resolved.name in SMOOTHED_METHODS:
             smoothed = {**settings, "label_smoothing": 0.1}
             rows.append(replace(rows[-1], label=f"{resolved.name} smoothed at {budget}", settings=smoothed))
     return rows

@@ -24,7 +24,7 @@ from deat.report.row_grouping import (
 )
 from deat.report.row_statistics import describe_samples, describe_single_seeds, format_attack_name
 from deat.report.run_results import BenchResults, ReportRow, RunResults, load_bench, load_run_results
-from deat.runs.folder_without_record import read_checkpoint_folder
+from deat.runs.fit_checkpoint_folder import read_checkpoint_folder
 from deat.runs.record_files import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.runs.run_dir import has_checkpoint
 from deat.threat import format_threat

@@ -14,7 +14,7 @@ from deat.models import add_normalization, build_model, get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.saved_normalization import split_normalization
 from deat.models.weights import SavedWeights, load_saved_weights, read_weights
-from deat.runs.folder_without_record import read_checkpoint_folder
+from deat.runs.fit_checkpoint_folder import read_checkpoint_folder
 from deat.runs.record_files import (
     HISTORY_FILE,
     RUN_FILE,

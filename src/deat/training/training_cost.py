@@ -1,4 +1,4 @@
-"""Estimate the cost of a run: backprops from its schedule, time and memory from a few batches of each kind of work."""
+"""Estimate the cost of a training: backprops from its schedule, time and memory from a few batches of each kind of work."""
 
 import shutil
 import sys

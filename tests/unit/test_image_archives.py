@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.data import archives
+from deat.data import image_archives
 from deat.errors import DataError
 from helpers.data_sets import WRITERS, add, load, tree, write_tar, write_zip
 
@@ -80,14 +80,14 @@ def test_a_huge_member_is_stopped_at_its_header(member, tmp_path):
 
 @pytest.mark.promise("P44")
 def test_many_members_that_unpack_too_far_are_stopped_at_the_cap(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "_EXPANSION_ALLOWANCE_BYTES", 1 << 20)
+    monkeypatch.setattr(image_archives, "_EXPANSION_ALLOWANCE_BYTES", 1 << 20)
     path = write_tar(tmp_path / "set.tar.gz", {f"train/cat/{i}.bin": bytes(1 << 20) for i in range(20)}, "w:gz")
     with pytest.raises(DataError, match="unpacks to more than"):
         load(path, tmp_path / "root")
 
 
 def test_a_huge_header_record_is_stopped_at_the_cap(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "_EXPANSION_ALLOWANCE_BYTES", 1 << 20)
+    monkeypatch.setattr(image_archives, "_EXPANSION_ALLOWANCE_BYTES", 1 << 20)
     info = tarfile.TarInfo("pax")
     info.type, info.size = tarfile.XHDTYPE, 4 << 30
     path = tmp_path / "set.tar.gz"
