@@ -96,7 +96,7 @@ def test_the_table_says_where_images_that_nothing_had_to_fool_are_counted_among_
     order: str, told: bool, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(run), "--attacks", order, "--n", "20"]) == 0
-    assert ("counts images that are wrong without any attack" in capsys.readouterr().out) == told
+    assert ("counts examples that are wrong without any attack" in capsys.readouterr().out) == told
 
 
 def test_the_record_says_which_weights_of_which_model_were_evaluated_on_which_data_and_names_no_home(

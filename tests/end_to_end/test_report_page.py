@@ -414,7 +414,7 @@ def test_labels_of_axes_are_whole_and_those_of_k_are_whole_numbers(window, tmp_p
 
 def test_flags_failures_and_every_setting_can_be_read(shown):
     text = shown.js("return [...document.querySelectorAll('details')].map(d => (d.open = true, d.innerText)).join(' ')")
-    for setting in ("epochs", "radius eps", "step size alpha", "images attacked at once"):
+    for setting in ("epochs", "radius eps", "step size alpha", "examples attacked at once"):
         assert setting in text
     assert shown.js("return document.querySelectorAll('.pill.flag').length") >= 1
     assert "0 of 1 complete" in shown.js("return document.querySelector('tr[data-row=\"4\"]').innerText")

@@ -69,7 +69,7 @@ from deat.report.row_statistics import (
 from deat.report.run_results import load_bench
 from deat.runs.final_scores import ModelScore
 from deat.training.epoch_records import EpochTiming, EpochWatch, append_record
-from deat.utils.text import escape_markdown, make_printable, truncate_text
+from deat.utils.text import capitalize_sentence, escape_markdown, make_printable, truncate_text
 from helpers.eyes import EYES, distance
 from helpers.page_sections import render_section
 from helpers.runs import make_bench, make_run, one_run
@@ -881,3 +881,10 @@ def test_rows_that_were_evaluated_of_another_epoch_or_on_other_images_are_report
     found = load_report_data([str(tmp_path / name) for name in ("a", "b")])
     assert any("Rows differ in their evaluated epoch (best, last)" in note for note in found.notes)
     assert any("b seed 0 was trained on digits but evaluated on examples of folder:x" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("accuracy", "Accuracy"), ("exact match, mAP", "Exact match, mAP"), ("mIoU in percent",) * 2]
+)
+def test_a_metric_with_capitals_of_its_own_keeps_its_name_at_the_beginning_of_a_sentence(text, shown):
+    assert capitalize_sentence(text) == shown

@@ -48,7 +48,7 @@ from deat.utils.user_paths import expand_path
 MAX_TABLE_CLASSES = 20
 """With more classes than this, accuracies by class are only in the file."""
 FIRST_TO_FOOL_NOTE = (
-    "first to fool counts images that are wrong without any attack; name natural first to count them apart"
+    "first to fool counts examples that are wrong without any attack; name natural first to count them apart"
 )
 """The note for evaluations whose first attack is not `natural`."""
 NO_WORST_CASE_NOTE = (

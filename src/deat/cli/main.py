@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from deat.cli.saved_listings import find_saved_kind, load_rows, print_rows, save_rows
 from deat.errors import unknown_name_error
+from deat.utils.garbage_collection import without_garbage_collection
 from deat.utils.standard_streams import prepare_standard_streams
 from deat.version import VERSION
 
@@ -58,7 +59,8 @@ def load_command(name: str) -> "type[Command]":
         name: The command's name, such as "train".
     """
     module, _, class_name = COMMANDS[name].partition(":")
-    command: type[Command] = getattr(import_module(module), class_name)
+    with without_garbage_collection():
+        command: type[Command] = getattr(import_module(module), class_name)
     return command
 
 
@@ -87,7 +89,8 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
     listed_kind = find_saved_kind(args) if ends_process else None  # in other processes, names may be registered
     if listed_kind and _print_saved_listing(listed_kind, as_json="--json" in args):
         return 0
-    from deat.cli.exit_handling import run_to_exit_status, short_warnings  # needs torch, which takes long to import
+    with without_garbage_collection():
+        from deat.cli.exit_handling import run_to_exit_status, short_warnings  # needs torch, which takes long to import
 
     with short_warnings():
         status = run_to_exit_status(lambda: parse_command(args), ends_process=ends_process)
@@ -147,7 +150,9 @@ def _parse(argv: Sequence[str]) -> Any:
     from tyro.extras import subcommand_cli_from_dict
 
     name = argv[0] if argv else None
-    commands = {each: load_command(each) if each == name else _describe_command(each) for each in COMMANDS}
+    # Descriptions of the other commands are shown only where none is given.
+    names = [name] if name in COMMANDS else list(COMMANDS)
+    commands = {each: load_command(each) if each == name else _describe_command(each) for each in names}
     return subcommand_cli_from_dict({**commands}, prog="deat", args=argv, config=(FlagCreatePairsOff,))
 
 

@@ -90,6 +90,7 @@ from deat.threat import ThreatModel, format_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.console import PlainConsole, is_stdout_terminal
 from deat.utils.fingerprints import fingerprint_model
+from deat.utils.garbage_collection import collect_new_garbage_only
 from deat.utils.safe_write import check_no_symlinks, write_atomic
 from deat.utils.text import escape_markdown, make_printable
 from deat.utils.torch_contexts import device_of, eval_mode
@@ -442,11 +443,12 @@ def _format_unevaluated(results_sheet: ResultsTable) -> str:
 
 def _draw_figures(story: Report, folder: Path) -> None:
     order = [row.name for row in story.results.rows]
-    for figure in story.figures:
-        if figure.panels:
-            draw_figure(figure, order, folder)
-    if story.gallery.tiles:
-        draw_gallery(story.gallery, folder)
+    with collect_new_garbage_only():  # each picture leaves much garbage
+        for figure in story.figures:
+            if figure.panels:
+                draw_figure(figure, order, folder)
+        if story.gallery.tiles:
+            draw_gallery(story.gallery, folder)
 
 
 def _figure_tables(story: Report) -> Iterator[tuple[str, Sequence[Sequence[Any]]]]:

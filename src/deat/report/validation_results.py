@@ -20,7 +20,7 @@ from deat.training.epoch_records import EpochStats
 from deat.training.messages import format_command
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.safetensors_files import read_note
-from deat.utils.text import format_markdown_table, make_printable
+from deat.utils.text import capitalize_sentence, format_markdown_table, make_printable
 
 HELD_OUT_TITLE = "On held-out examples"
 HELD_OUT_NOTE = (
@@ -177,7 +177,7 @@ def describe_held_out(results: Sequence[HeldOutResult]) -> str:
         task.metric_names[0] + (" in percent" if _is_share(task) else "") for task in tasks or (CLASSIFICATION,)
     )
     text = ", ".join(metrics)
-    return HELD_OUT_NOTE.format(metrics=text[0].upper() + text[1:])
+    return HELD_OUT_NOTE.format(metrics=capitalize_sentence(text))
 
 
 def _is_share(task: Task) -> bool:

@@ -11,7 +11,7 @@ from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.threat import format_threat
 from deat.training.epoch_records import EpochStats
 from deat.utils.safe_write import write_atomic
-from deat.utils.text import escape_markdown, format_eps, format_markdown_table
+from deat.utils.text import capitalize_sentence, escape_markdown, format_eps, format_markdown_table
 
 
 def write_summary(
@@ -83,10 +83,6 @@ def render_score_table(scores: Sequence[ModelScore], task: Task = CLASSIFICATION
     return format_markdown_table(["model", *attacks, "backprops", "seconds"], rows)
 
 
-def _capitalize(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _render_epoch_table(history: Sequence[EpochStats], task: Task) -> str:
     header = ["epoch", "k", "alpha", "l_X", "threshold", "loss"]
     header += ["train natural", "train robust", "val natural", "val robust", "backprops"]
@@ -139,7 +135,7 @@ def _describe_norms(threat: dict[str, Any]) -> str:
 
 def _describe_scores(record: dict[str, Any], scores: Sequence[ModelScore], task: Task) -> str:
     return escape_markdown(
-        f"{_capitalize(task.metric_names[0])} on {scores[0].images:,} test {_noun(record)}, which neither training "
+        f"{capitalize_sentence(task.metric_names[0])} on {scores[0].images:,} test {_noun(record)}, which neither training "
         "nor the choice of the best epoch uses. "
         f"One seed; attacks are {_describe_norms(record['threat'])} with one start. PGD-20 is not the strongest attack there is."
     )

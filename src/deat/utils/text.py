@@ -111,6 +111,17 @@ def summarize_error(error: BaseException) -> str:
     return truncate_text(str(error) if isinstance(error, UnicodeError) else repr(error))
 
 
+def capitalize_sentence(text: str) -> str:
+    """Return a text with a capital at its beginning; a first word with capitals of its own, such as mIoU, stays.
+
+    Example:
+        >>> capitalize_sentence("exact match, mAP"), capitalize_sentence("mAP")
+        ('Exact match, mAP', 'mAP')
+    """
+    first_word = text.partition(" ")[0]
+    return text[:1].upper() + text[1:] if first_word.islower() else text
+
+
 def escape_markdown(text: str) -> str:
     """Make a text printable and escape it for Markdown: HTML, table cells, code and links."""
     marks = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "\\\\", "|": "\\|", "`": "\\`", "[": "\\[", "]": "\\]"}
