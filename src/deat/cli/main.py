@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from deat.cli.saved_listings import find_saved_kind, load_rows, print_rows, save_rows
 from deat.errors import unknown_name_error
 from deat.utils.garbage_collection import without_garbage_collection
 from deat.utils.standard_streams import prepare_standard_streams
@@ -86,7 +85,8 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
     prepare_standard_streams()
     if len(args) == 1 and args[0] in HELP_FLAGS:
         _parse(args)
-    listed_kind = find_saved_kind(args) if ends_process else None  # in other processes, names may be registered
+    # Only in a process of its own: in others, more names may be registered.
+    listed_kind = _find_saved_kind(args) if ends_process and args[:1] == ["list"] else None
     if listed_kind and _print_saved_listing(listed_kind, as_json="--json" in args):
         return 0
     with without_garbage_collection():
@@ -96,13 +96,22 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
         status = run_to_exit_status(lambda: parse_command(args), ends_process=ends_process)
     if listed_kind and status == 0:
         from deat.cli.list import compute_rows
+        from deat.cli.saved_listings import save_rows
 
         save_rows(listed_kind, compute_rows(listed_kind))
     return status
 
 
+def _find_saved_kind(args: list[str]) -> str | None:
+    from deat.cli.saved_listings import find_saved_kind
+
+    return find_saved_kind(args)
+
+
 def _print_saved_listing(kind: str, *, as_json: bool) -> bool:
     """Print a listing that is saved; False if there is none, or if the usual way has to report that it failed."""
+    from deat.cli.saved_listings import load_rows, print_rows
+
     rows = load_rows(kind)
     if rows is None:
         return False
