@@ -18,7 +18,7 @@ from pyautoattack.square import SquareAttack
 from torch import nn
 
 import deat
-from deat.evaluation import attacks, auto_pgd, autoattack
+from deat.evaluation import attacks, auto_pgd, autoattack, square_attack
 from deat.evaluation.attack_registry import get_attack
 from deat.evaluation.attack_verifier import derive_block_seed
 from deat.evaluation.attacks import AUTOATTACK_PARTS
@@ -368,3 +368,16 @@ def test_several_queries_of_an_image_in_a_batch_find_what_one_at_a_time_finds(pa
     assert 0 < fooled.sum() < len(y)
     assert len(batches) < 0.7 * len(small_batches)
     assert max(small_batches) == len(x) < max(batches) <= 60, "a batch never has more images than a block"
+
+
+def test_square_looks_further_ahead_than_it_draws_at_once(monkeypatch):
+    monkeypatch.setattr(square_attack, "DRAWN_AT_ONCE", 8)
+    net, (x, y) = tiny(), digits(1)
+    net.block_images = 128
+    y = net(x).argmax(1)
+    sizes = []
+    net.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    found = Square(queries=400)(net, x, y, deat.Linf(0.001), torch.Generator().manual_seed(0))
+    assert deat.Linf(0.001).contains(x, found).all()
+    assert sizes[0] == 1
+    assert max(sizes) > 8

@@ -93,7 +93,18 @@ class _Search:
                 break
             if not is_left.all():
                 self._select(is_left)
+            if self._can_look_ahead():
+                self._look_ahead(query, queries)
+                break
             is_left = self._is_left(self._improve(self._side(query)))
+
+    def _can_look_ahead(self) -> bool:
+        """Whether a batch has room for the next changes of each image, and these do not depend on the answers."""
+        return False
+
+    def _look_ahead(self, query: int, queries: int) -> None:
+        """Try the other changes, several of each image in a batch."""
+        raise NotImplementedError
 
     def _first_examples(self) -> Tensor:
         """Where the search starts."""
@@ -143,17 +154,24 @@ class _Search:
 class _BlockSearch(_Search):
     """The search in Linf: a square of one colour of size eps."""
 
-    def _search(self, is_left: Tensor, queries: int) -> None:
-        """Change the images that are left; small batches are filled with the next squares of each image."""
-        self.next_query = torch.zeros_like(self.y)
-        self.places, self.signs = self.y.new_zeros(0, 3), self.x.new_zeros(0, self.x.shape[1])
+    def _can_look_ahead(self) -> bool:
+        """Whether a batch has room for more than one square of each image."""
+        return self._count_queries_at_once() > 1
+
+    def _count_queries_at_once(self) -> int:
+        return count_queries_at_once(self.model, len(self.y), len(self.result))
+
+    def _look_ahead(self, query: int, queries: int) -> None:
+        """Try the other squares; each image goes on at the one after the last that changed it."""
+        self.next_query, self.first_drawn = torch.full_like(self.y, query), query
+        self.places, self.signs = self.y.new_zeros(0, 3), self._signs(0, self.x.shape[1])
         self.kept_share = 1.0
+        is_left = torch.ones_like(self.y, dtype=torch.bool)
         while is_left.any():
             if not is_left.all():
                 self.next_query = self.next_query[is_left]
                 self._select(is_left)
-            most = count_queries_at_once(self.model, len(self.y), len(self.result))
-            num_each = max(1, min(most, int(2 * MAX_WASTED_SHARE / self.kept_share)))
+            num_each = max(1, min(self._count_queries_at_once(), int(2 * MAX_WASTED_SHARE / self.kept_share)))
             is_left = self._is_left(self._improve_ahead(num_each, queries)) & (self.next_query < queries)
 
     def _first_examples(self) -> Tensor:
@@ -161,15 +179,30 @@ class _BlockSearch(_Search):
         count, channels, _, width = self.x.shape
         return (self.x + self.threat.eps * self._signs(count, channels, 1, width)).clamp(0, 1)
 
+    def _improve(self, side: int) -> Tensor:
+        """Try one square; return which images the queried model misclassifies now."""
+        window, eps = (slice(None), slice(None), *self._place(side)), self.threat.eps
+        x, before = self.x[window], self.best[window].clone()
+        after = before + 2 * eps * self._signs(self.x.shape[1], 1, 1)
+        after = torch.minimum(torch.maximum(after, x - eps), x + eps).clamp_(0, 1)
+        self.best[window] = after
+        margin = self._ask(self.best)
+        is_better = (margin < self.margin) | (margin <= 0)
+        self.best[window] = torch.where(broadcast_mask(is_better, after), after, before)
+        self.margin = torch.where(is_better, margin, self.margin)
+        return is_better & (margin <= 0)
+
     def _improve_ahead(self, num_each: int, queries: int) -> Tensor:
         """Try the next squares of each image and keep the first that helps; return which images are misclassified now."""
         count, device = len(self.y), self.y.device
         query = self.next_query[:, None] + torch.arange(num_each, device=device)
-        self._draw_squares(min(int(query.max()) + 1, queries))
+        first_query, last_query = (min(int(bound), queries - 1) for bound in torch.stack(query.aminmax()).tolist())
+        self._draw_squares(last_query + 1)
         shape = count * num_each, *self.x.shape[1:]
         examples = torch.empty(shape, dtype=self.x.dtype, device=device, memory_format=self.order)
         examples.view(count, num_each, *self.x.shape[1:]).copy_(self.best[:, None])
-        self._change_squares(examples, num_each, query.clamp(max=queries - 1).flatten())
+        largest_side = self._side(first_query)  # sides never grow
+        self._change_squares(examples, num_each, query.clamp(max=queries - 1).flatten(), largest_side)
         margin = self._ask(examples, num_each).view(count, num_each)
         helps = ((margin < self.margin[:, None]) | (margin <= 0)) & (query < queries)
         is_kept, first = helps.any(1), helps.int().argmax(1)
@@ -182,9 +215,9 @@ class _BlockSearch(_Search):
         return claimed
 
     def _draw_squares(self, count: int) -> None:
-        """Draw the squares of the first queries: their top rows, left columns and sides, and the signs of their channels."""
-        places, signs = [], []
-        for query in range(len(self.places), len(self.places) + DRAWN_AT_ONCE * (count > len(self.places))):
+        """Draw at least the squares of the first queries: top rows, left columns, sides, and the signs of their channels."""
+        places, signs, drawn = [], [], self.first_drawn + len(self.places)
+        for query in range(drawn, max(count, drawn + DRAWN_AT_ONCE) if count > drawn else drawn):
             side = self._side(query)
             rows, columns = self._place(side)
             places.append((rows.start, columns.start, side))
@@ -193,17 +226,18 @@ class _BlockSearch(_Search):
             self.places = torch.cat((self.places, self.places.new_tensor(places)))
             self.signs = torch.cat((self.signs, *signs))
 
-    def _change_squares(self, examples: Tensor, num_each: int, query: Tensor) -> None:
+    def _change_squares(self, examples: Tensor, num_each: int, query: Tensor, largest_side: int) -> None:
         """Change the square of a query in each example, in place."""
-        top, left, side = (values[:, None] for values in self.places[query].T)
-        offset = torch.arange(int(side.max()), device=side.device).minimum(
+        place = query - self.first_drawn
+        top, left, side = (values[:, None] for values in self.places[place].T)
+        offset = torch.arange(largest_side, device=side.device).minimum(
             side - 1
-        )  # of smaller squares the last row twice
+        )  # a smaller one's last row several times
         rows, columns = (top + offset)[:, :, None], (left + offset)[:, None, :]
         example = torch.arange(len(examples), device=side.device)[:, None, None]
         before, x = examples[example, :, rows, columns], self.x[example // num_each, :, rows, columns]
         eps = self.threat.eps
-        after = before + 2 * eps * self.signs[query][:, None, None, :]
+        after = before + 2 * eps * self.signs[place][:, None, None, :]
         examples[example, :, rows, columns] = torch.minimum(torch.maximum(after, x - eps), x + eps).clamp_(0, 1)
 
 
