@@ -20,7 +20,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py runs/demo
 
 test: lint $(VENV)/.triton $(VENV)/.ray $(VENV)/.integrations
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 # Triton's interpreter runs the GPU kernels in tests, and Ray a bench; where one cannot be had, its tests are skipped,
 # which pytest says. A torch for CUDA has installed the one Triton that it accepts, a torch for CPUs has none.
