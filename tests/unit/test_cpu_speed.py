@@ -77,6 +77,6 @@ def test_memory_that_is_freed_in_training_is_not_faulted_in_again():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     with reused_memory():
-        faults()
-        assert faults() < 4096, "32 MiB are 8,192 pages"  # the system may reclaim a few at any time
+        # Where earlier tests have left gaps in the heap, a first round may take other places than the next.
+        assert min(faults() for _ in range(6)) < 1000, "32 MiB are 8,192 pages"
     assert faults() > 1000, "memory was returned to the system"
