@@ -138,7 +138,7 @@ class CheckpointSearch:
     """The result of a search for the newest valid checkpoint.
 
     Attributes:
-        newest: Its folder; None if there is none.
+        newest: Its folder, or None.
         problems: What is wrong with each newer checkpoint.
     """
 

@@ -109,7 +109,7 @@ def _find_saved_kind(args: list[str]) -> str | None:
 
 
 def _print_saved_listing(kind: str, *, as_json: bool) -> bool:
-    """Print a listing that is saved; False if there is none, or if the usual way has to report that it failed."""
+    """Print a saved listing. Return False if none is saved or it cannot be printed: the usual way then reports the error."""
     from deat.cli.saved_listings import load_rows, print_rows
 
     rows = load_rows(kind)

@@ -236,7 +236,7 @@ class PerturbWeights(_ChangesLastUpdate):
 
 
 def find_play(play: Play, kind: type[PlayT]) -> PlayT | None:
-    """Return the play of a kind among a play and those inside of it; None if there is none."""
+    """Return the play of a kind, which is the given play or one inside of it, or None."""
     current: Any = play
     while current is not None:
         if isinstance(current, kind):

@@ -47,8 +47,8 @@ class DataSplits:
         name: The name it was loaded by, such as "cifar10" or "folder:photos".
         train: The training images.
         test: The test images; None if a folder has none.
-        mean: The published mean of each channel; None if there is none.
-        std: The published standard deviation of each channel; None if there is none.
+        mean: The published mean of each channel, if known.
+        std: The published standard deviation of each channel, if known.
         eps: The radius of its usual threat model.
         norm: The norm of its usual threat model: "linf", "l2" or "l1".
         pad: The padding of random crops in pixels; 0 for no crops.

@@ -230,9 +230,8 @@ class _BlockSearch(_Search):
         """Change the square of a query in each example, in place."""
         place = query - self.first_drawn
         top, left, side = (values[:, None] for values in self.places[place].T)
-        offset = torch.arange(largest_side, device=side.device).minimum(
-            side - 1
-        )  # a smaller one's last row several times
+        # All squares are indexed as the largest; a smaller one repeats its last row and column.
+        offset = torch.arange(largest_side, device=side.device).minimum(side - 1)
         rows, columns = (top + offset)[:, :, None], (left + offset)[:, None, :]
         example = torch.arange(len(examples), device=side.device)[:, None, None]
         before, x = examples[example, :, rows, columns], self.x[example // num_each, :, rows, columns]

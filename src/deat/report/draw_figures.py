@@ -522,7 +522,7 @@ def _shift_line(ax: Any, drawn_line: Any, offset_points: float) -> None:
 
 
 def _get_y_range(panel: Panel) -> tuple[float, float] | None:
-    """The range of an axis that leaves out low outliers; None if there are none."""
+    """The range of an axis that leaves out low outliers, or None without outliers."""
     if not any(line.is_low_outlier for line in panel.lines):
         return None
     intervals = [interval for line in panel.lines if not line.is_low_outlier for interval in line.intervals]

@@ -360,7 +360,7 @@ def build_held_out(rows: Sequence[ReportRow]) -> dict[str, Any] | None:
 
 
 def build_gallery(gallery: Gallery) -> dict[str, Any] | None:
-    """Build the adversarial examples; None if there are none."""
+    """Build the adversarial examples, if there are any."""
     if not gallery.tiles:
         return None
     tiles = [

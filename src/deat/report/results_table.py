@@ -50,7 +50,7 @@ class ResultsTable:
     Attributes:
         data: The rows and their notes.
         attacks: The columns of accuracies.
-        ranking_attack: The accuracy that rows are ranked by; None if there is none.
+        ranking_attack: The accuracy that rows are ranked by, or None.
         baseline: The row that the others are compared with; None if there is nothing to compare.
         comparisons: For each attack, each row's comparison with the baseline.
     """

@@ -105,7 +105,7 @@ class OverfitRule:
             history: The scored epochs.
 
         Returns:
-            The jump in words; None if there is none.
+            The jump in words, or None.
         """
         if len(history) < 2 or not self._has_jumped(*history[-2:]):
             return None

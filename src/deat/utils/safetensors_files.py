@@ -144,7 +144,7 @@ def read_note(file: str | os.PathLike[str]) -> str | None:
 
 
 def read_weights_hash(file: str | os.PathLike[str]) -> str | None:
-    """Read the hash of all numbers that `encode_tensors` stored in a file; None if there is none."""
+    """Read the hash of all numbers that `encode_tensors` stored in a file, or None."""
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             return (opened.metadata() or {}).get(HASH_KEY)
